@@ -1,0 +1,53 @@
+"""How a tool call and its result look as tokens: the native one of the chat template, and ARPO's tags."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..tools.contract import ToolCall, ToolResult
+
+
+@dataclass(slots=True)
+class Turn:
+    """One sampled assistant turn, read.
+
+    Args:
+        message (`dict`):
+            `{"role": "assistant", "content": str, ...}`, as reward functions see it; with `tool_calls` in TRL's shape
+            where there are calls.
+        calls (`list[ToolCall]`):
+            The calls in the order they were written; a malformed one carries `error`. Empty for a final turn.
+        answered (`bool`):
+            Whether the trajectory is over after this turn (no calls).
+    """
+
+    message: dict[str, Any]
+    calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def answered(self) -> bool:
+        return not self.calls
+
+
+class Dialect(Protocol):
+    """Reads sampled turns and writes tool results.
+
+    Attributes:
+        stop_token_ids (`frozenset[int]`):
+            Tokens that end a turn. Handed to the engine.
+    """
+
+    stop_token_ids: frozenset[int]
+
+    def closes_turn(self, ids: list[int], new: int) -> bool:
+        """Whether the turn `ids` is complete though no stop token came (a closing tag); only the last `new` ids are
+        new since the last call. Called for every event: cheap where nothing closes."""
+
+    def read(self, ids: list[int], finish_reason: str, tools: list) -> Turn:
+        """Reads a sampled turn. A turn cut off by `"length"` has no calls. Never raises."""
+
+    def result_ids(self, turn_ids: list[int], calls: list[ToolCall], results: list[ToolResult]) -> list[int]:
+        """Token ids that follow `turn_ids` for these results, up to and including the opening of the next assistant
+        turn. No special token comes from a result's text, no BOS in mid-sequence."""
+
+    def result_messages(self, results: list[ToolResult]) -> list[dict[str, Any]]:
+        """The results as `tool` messages, in order, for reward functions and logs."""
