@@ -1,0 +1,297 @@
+"""`ARPOConfig`: what a recipe may say beyond TRL's `GRPOConfig`."""
+
+import math
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+
+DIALECTS = ("native", "tagged")
+ENTROPY_NORMS = ("window_sum", "mean", "paper")
+BRANCH_RULES = ("bernoulli", "threshold")
+FORK_ORDERS = ("eager", "ranked")
+ATTRIBUTIONS = ("soft", "hard")
+PREFIX_SHARING = ("auto", "on", "off")
+
+# What the sampler sets for every request by itself.
+RESERVED_GENERATION_KWARGS = ("n", "max_tokens", "logprobs", "prompt_logprobs", "seed", "stop", "stop_token_ids")
+
+
+def check_group_sizes(per_device_train_batch_size: int, steps_per_generation: int, num_generations: int) -> None:
+    """Checks that every process generates whole groups.
+
+    A group of `num_generations` rows grows as one tree, so it must lie in one process:
+    `per_device_train_batch_size × steps_per_generation` has to be a multiple of `num_generations`.
+
+    Raises:
+        ValueError: If it is not; the message names the nearest values that would do.
+    """
+    local = per_device_train_batch_size * steps_per_generation
+    if local % num_generations == 0:
+        return
+    divisors = [d for d in range(2, local + 1) if local % d == 0]
+    step = num_generations // math.gcd(num_generations, per_device_train_batch_size)
+    steps = math.ceil(steps_per_generation / step) * step
+    raise ValueError(
+        f"A group of num_generations={num_generations} rows must lie in one process, but each process generates "
+        f"per_device_train_batch_size × steps_per_generation = {per_device_train_batch_size} × {steps_per_generation} "
+        f"= {local} rows, which is not a multiple of it. Set num_generations to one of {divisors}, or "
+        f"steps_per_generation (by default gradient_accumulation_steps) to a multiple of {step}, e.g. {steps}."
+    )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; you gave {value!r}.")
+
+
+@dataclass
+class ARPOConfig(GRPOConfig):
+    r"""
+    Configuration of [`ARPOTrainer`]. It takes everything that TRL's [`~trl.GRPOConfig`] takes, and what is below.
+
+    Symbols are those of the ARPO paper (https://huggingface.co/papers/2507.19849): M = `num_generations`,
+    N = `num_initial_rollouts`, k = `entropy_window`, α = `branch_alpha`, β = `branch_beta`, τ = `branch_threshold`,
+    Z = `branch_factor`.
+
+    > Parameters that control branching
+
+    Args:
+        branching (`bool`, *optional*, defaults to `True`):
+            Whether rollouts fork. If `False`, all `num_generations` rows are independent samples, as in GRPO, made by
+            the same sampler and tools. Evaluation never forks.
+        num_initial_rollouts (`int`, *optional*):
+            N, how many of a prompt's `num_generations` rows start from the prompt; the others are forks, or fresh rows
+            where the forks do not suffice. If `None`, half of `num_generations`.
+        entropy_window (`int`, *optional*, defaults to `20`):
+            k, how many of the first sampled tokens of a turn its entropy is taken over.
+        entropy_norm (`str`, *optional*, defaults to `"window_sum"`):
+            Unit of entropies in branch decisions: `"window_sum"` (mean over the window × k ÷ ln V), `"mean"` (mean ÷
+            ln V) or `"paper"` (sum ÷ V, Eq. 4 of the paper to the letter).
+        branch_alpha (`float`, *optional*, defaults to `0.5`):
+            α, probability to fork after a tool result that did not change the entropy.
+        branch_beta (`float`, *optional*, defaults to `0.2`):
+            β, how much a change of entropy by one unit of `entropy_norm` changes that probability. `0.0` forks at
+            random.
+        branch_rule (`str`, *optional*, defaults to `"bernoulli"`):
+            `"bernoulli"` forks with probability clip(α + β·ΔH, 0, 1), `"threshold"` (Eq. 5) where α + β·ΔH > τ.
+        branch_threshold (`float`, *optional*, defaults to `0.5`):
+            τ of the threshold rule.
+        fork_order (`str`, *optional*, defaults to `"eager"`):
+            `"eager"` decides as soon as the entropy of a turn is known, until the forks are spent; `"ranked"` when all
+            rows of the prompt have reached that tool step or ended, largest probability first.
+        branch_factor (`int`, *optional*, defaults to `1`):
+            Z, number of new rows a fork starts.
+
+    > Parameters that control the rollout
+
+    Args:
+        dialect (`str`, *optional*, defaults to `"native"`):
+            How tool calls look: `"native"` (the chat template's own tool calling) or `"tagged"` (ARPO's `<search>`,
+            `<python>`, `<result>`, `<answer>` tags in running text).
+        max_tool_calling_iterations (`int`, *optional*, defaults to `10`):
+            How many turns with tool calls a row may have. A row that calls again ends there.
+        max_tool_calls_per_turn (`int`, *optional*, defaults to `8`):
+            How many calls of one turn are run; the model is told so for those beyond.
+        max_tool_result_length (`int`, *optional*, defaults to `1024`):
+            Longest result of one tool turn, in tokens; a longer one is shortened in the middle and says so.
+        deterministic_rollouts (`bool`, *optional*, defaults to `False`):
+            Makes two runs with one seed give the same rows, for debugging: lock-step scheduling, ranked forks, a seed
+            per request. Slower.
+        rollout_timeout (`float`, *optional*):
+            Seconds after which a rollout ends, its unfinished rows truncated. If `None`, 0.9 × `ddp_timeout`.
+        rollout_log (`bool`, *optional*, defaults to `False`):
+            Whether to write every rollout tree to `output_dir/rollouts`, one JSONL file a step.
+        rollout_log_max_mb (`float`, *optional*, defaults to `1024.0`):
+            Size in MiB at which the rollout log drops its oldest steps.
+
+    > Parameters that control the update
+
+    Args:
+        attribution (`str`, *optional*, defaults to `"soft"`):
+            `"soft"`: every row's tokens get the row's advantage. `"hard"`: a token shared by d rows gets the mean of
+            their d advantages.
+        prefix_sharing (`str`, *optional*, defaults to `"auto"`):
+            Whether the update computes tokens that rows of a micro-batch share only once: `"auto"` where that is
+            exact, `"on"` (an error where it is not), `"off"`.
+        max_packed_tokens (`int`, *optional*, defaults to `16384`):
+            Most distinct tokens in one forward pass with prefix sharing.
+
+    > Parameters of the colocated vLLM engine that TRL does not expose
+
+    Args:
+        vllm_enforce_eager (`bool`, *optional*, defaults to `False`):
+            Whether to skip compilation and CUDA graphs: starts faster, generates slower.
+        vllm_block_size (`int`, *optional*):
+            Tokens per block of the KV cache, hence the grain of prefix caching. If `None`, vLLM's own, but 32 on CPU.
+        vllm_max_num_seqs (`int`, *optional*):
+            Most sequences the engine works on at once. If `None`, the rows of one generation batch.
+        vllm_max_num_batched_tokens (`int`, *optional*, defaults to `4096`):
+            Most tokens in one engine step.
+    """
+
+    # Parameters that control branching
+    branching: bool = field(default=True, metadata={"help": "Whether rollouts fork after tool results."})
+    num_initial_rollouts: int | None = field(
+        default=None,
+        metadata={"help": "N, rows that start from the prompt; the others fork. If `None`, num_generations // 2."},
+    )
+    entropy_window: int = field(
+        default=20, metadata={"help": "k, how many first sampled tokens of a turn its entropy is taken over."}
+    )
+    entropy_norm: str = field(
+        default="window_sum",
+        metadata={
+            "help": "Unit of entropies in branch decisions: 'window_sum' (mean × k ÷ ln V), 'mean' (mean ÷ ln V) or "
+            "'paper' (sum ÷ V, ARPO Eq. 4)."
+        },
+    )
+    branch_alpha: float = field(
+        default=0.5, metadata={"help": "α, probability to fork where the entropy did not change."}
+    )
+    branch_beta: float = field(
+        default=0.2, metadata={"help": "β, weight of the entropy change in the branch probability; 0 forks at random."}
+    )
+    branch_rule: str = field(
+        default="bernoulli",
+        metadata={"help": "'bernoulli' (fork with probability clip(α + β·ΔH, 0, 1)) or 'threshold' (α + β·ΔH > τ)."},
+    )
+    branch_threshold: float = field(default=0.5, metadata={"help": "τ of the threshold rule (ARPO Eq. 5)."})
+    fork_order: str = field(
+        default="eager",
+        metadata={
+            "help": "'eager' (decide when a turn's entropy is known) or 'ranked' (when all rows of the prompt have "
+            "reached the step, largest probability first)."
+        },
+    )
+    branch_factor: int = field(default=1, metadata={"help": "Z, number of new rows a fork starts."})
+
+    # Parameters that control the rollout
+    dialect: str = field(
+        default="native",
+        metadata={"help": "'native' (the chat template's tool calling) or 'tagged' (ARPO's tags in running text)."},
+    )
+    max_tool_calling_iterations: int | None = field(
+        default=10, metadata={"help": "How many turns with tool calls a row may have; at the next one it ends."}
+    )
+    max_tool_calls_per_turn: int = field(
+        default=8, metadata={"help": "How many calls of one turn are run; those beyond get an error as their result."}
+    )
+    max_tool_result_length: int = field(
+        default=1024, metadata={"help": "Longest result of one tool turn in tokens; longer ones are shortened."}
+    )
+    deterministic_rollouts: bool = field(
+        default=False,
+        metadata={"help": "Same seed, same rows: lock-step scheduling, ranked forks, a seed per request. Slower."},
+    )
+    rollout_timeout: float | None = field(
+        default=None,
+        metadata={"help": "Seconds after which a rollout's unfinished rows are cut off. If `None`, 0.9 × ddp_timeout."},
+    )
+    rollout_log: bool = field(
+        default=False, metadata={"help": "Whether to write every rollout tree to output_dir/rollouts (JSONL, a step)."}
+    )
+    rollout_log_max_mb: float = field(
+        default=1024.0, metadata={"help": "Size in MiB at which the rollout log drops its oldest steps."}
+    )
+
+    # Parameters that control the update
+    attribution: str = field(
+        default="soft",
+        metadata={"help": "'soft' (a row's advantage for all its tokens) or 'hard' (shared tokens get the mean)."},
+    )
+    prefix_sharing: str = field(
+        default="auto",
+        metadata={"help": "Compute tokens shared by rows once: 'auto' where exact, 'on' (else an error), 'off'."},
+    )
+    max_packed_tokens: int = field(
+        default=16384, metadata={"help": "Most distinct tokens in one forward pass with prefix sharing."}
+    )
+
+    # Parameters of the colocated vLLM engine
+    vllm_enforce_eager: bool = field(
+        default=False, metadata={"help": "Skip compilation and CUDA graphs: starts faster, generates slower."}
+    )
+    vllm_block_size: int | None = field(
+        default=None, metadata={"help": "Tokens per KV cache block. If `None`, vLLM's own, but 32 on CPU."}
+    )
+    vllm_max_num_seqs: int | None = field(
+        default=None, metadata={"help": "Most sequences at once. If `None`, the rows of one generation batch."}
+    )
+    vllm_max_num_batched_tokens: int = field(default=4096, metadata={"help": "Most tokens in one engine step."})
+
+    def __post_init__(self):
+        if self.generation_batch_size is None:
+            # Before TRL's own check of the global batch, whose message names no values that would do.
+            steps = self.steps_per_generation or self.gradient_accumulation_steps
+            check_group_sizes(self.per_device_train_batch_size, steps, self.num_generations)
+        super().__post_init__()
+        self._check_choices()
+        self._check_branching()
+        self._check_rollout()
+
+    def _check_choices(self) -> None:
+        _one_of("entropy_norm", self.entropy_norm, ENTROPY_NORMS)
+        _one_of("branch_rule", self.branch_rule, BRANCH_RULES)
+        _one_of("fork_order", self.fork_order, FORK_ORDERS)
+        _one_of("dialect", self.dialect, DIALECTS)
+        _one_of("attribution", self.attribution, ATTRIBUTIONS)
+        _one_of("prefix_sharing", self.prefix_sharing, PREFIX_SHARING)
+
+    def _check_branching(self) -> None:
+        if self.num_initial_rollouts is None:
+            self.num_initial_rollouts = max(1, self.num_generations // 2)
+        if not 1 <= self.num_initial_rollouts <= self.num_generations:
+            raise ValueError(
+                f"num_initial_rollouts ({self.num_initial_rollouts}) must lie between 1 and num_generations "
+                f"({self.num_generations})."
+            )
+        if self.entropy_window < 1:
+            raise ValueError(f"entropy_window ({self.entropy_window}) must be at least 1 token.")
+        if self.branch_factor < 1:
+            raise ValueError(f"branch_factor ({self.branch_factor}) must be at least 1.")
+        for name in ("branch_alpha", "branch_beta", "branch_threshold"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} ({getattr(self, name)}) must be a finite number.")
+        if not 0 <= self.branch_alpha <= 1:
+            raise ValueError(f"branch_alpha ({self.branch_alpha}) is a probability and must lie between 0 and 1.")
+        if self.branching and self.temperature <= 0:
+            raise ValueError(
+                f"temperature ({self.temperature}) must be above 0 with branching=True: greedy rows have no entropy to "
+                "branch on. Set a temperature, or branching=False."
+            )
+        if self.attribution == "hard" and not self.branching:
+            raise ValueError("attribution='hard' needs the forks of branching=True. Set attribution='soft'.")
+
+    def _check_rollout(self) -> None:
+        check_group_sizes(self.per_device_train_batch_size, self.steps_per_generation, self.num_generations)
+        if self.max_tool_calling_iterations is not None and self.max_tool_calling_iterations < 1:
+            raise ValueError(
+                f"max_tool_calling_iterations ({self.max_tool_calling_iterations}) must be at least 1; to train "
+                "without tools pass none."
+            )
+        for name in ("max_tool_calls_per_turn", "max_tool_result_length", "max_packed_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1.")
+        if self.rollout_timeout is None:
+            self.rollout_timeout = 0.9 * self.ddp_timeout
+        elif not 0 < self.rollout_timeout <= self.ddp_timeout:
+            raise ValueError(
+                f"rollout_timeout ({self.rollout_timeout} s) must be positive and at most ddp_timeout "
+                f"({self.ddp_timeout} s), after which waiting processes are killed."
+            )
+        reserved = [key for key in self.generation_kwargs or {} if key in RESERVED_GENERATION_KWARGS]
+        if reserved:
+            raise ValueError(
+                f"generation_kwargs must not set {', '.join(reserved)}: the sampler sets these for every request. "
+                "Remove them."
+            )
+        if self.use_liger_kernel:
+            raise ValueError("use_liger_kernel is not supported. Use model_init_kwargs={'use_kernels': True}.")
+        if self.use_transformers_continuous_batching:
+            raise ValueError("use_transformers_continuous_batching is not supported. Use use_vllm=True, or neither.")
+        if self.use_vllm and self.vllm_structured_outputs_regex is not None:
+            raise ValueError(
+                "vllm_structured_outputs_regex is not supported: it would have to hold for every turn. Pass "
+                "generation_kwargs={'structured_outputs': {...}} if you mean that."
+            )
