@@ -1,0 +1,254 @@
+"""Answers of tools, kept on disk and shared by threads and processes.
+
+An answer is found by tool, version and normalised arguments; equal calls in flight wait for one. The store is
+diskcache (SQLite with a write-ahead log, every value inside the database): a process killed in the middle of a write
+loses that write and nothing else. Values are JSON, and nothing that stands in the folder is ever unpickled.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import socket
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import diskcache
+from diskcache import core
+
+from .calling import parameters_of, to_content, tool_name
+from .contract import InfrastructureError
+from .options import ToolOptions
+
+# Longer text is not worth keeping: the model never sees that much of it.
+STORED_CHARS = 1_000_000
+
+Answer = tuple[Any, str | None]  # content and failure, as in `ToolResult`
+
+
+class ReplayMiss(InfrastructureError):
+    """Mode `"replay"` was asked for a call that was never recorded."""
+
+
+class _JSONText(diskcache.Disk):
+    """Text only: a pickle in the database is refused, not opened."""
+
+    def store(self, value, read, key=core.UNKNOWN):
+        return super().store(json.dumps(value, ensure_ascii=False), read, key=key)
+
+    def fetch(self, mode, filename, value, read):
+        if mode == core.MODE_PICKLE:
+            raise ValueError("The tool cache holds a value that this library did not write; delete the folder.")
+        return json.loads(super().fetch(mode, filename, value, read))
+
+
+class ToolCache:
+    """A persistent cache of tool answers.
+
+    Args:
+        folder (`str` or `Path`):
+            Where the database lies. On a local disk: SQLite's locks do not hold on most network file systems.
+    """
+
+    # A waiting process looks again after this many seconds, then after twice as many, up to the second figure.
+    poll_s = (0.005, 0.1)
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._store = diskcache.Cache(
+            str(self.folder), disk=_JSONText, disk_min_file_size=2**31 - 1, eviction_policy="none", timeout=60
+        )
+        self._in_flight: dict[str, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    def key(self, tool: Callable, arguments: Mapping[str, Any], version: str) -> str:
+        """The key of a call: tool, version, and its arguments as canonical JSON with defaults filled in and text in
+        Unicode's normal form C. A tool with a method `normalise_arguments(arguments)` has it applied first.
+
+        Raises:
+            `TypeError`: for arguments that JSON cannot express.
+        """
+        defaults = {n: v for n, v in parameters_of(tool).optional.items() if isinstance(v, (str, int, float, bool))}
+        arguments = {**defaults, **arguments}
+        if hasattr(tool, "normalise_arguments"):
+            arguments = tool.normalise_arguments(arguments)
+        text = json.dumps([tool_name(tool), version, _normal(arguments)], sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def get(self, key: str) -> Answer | None:
+        """The answer stored under `key`, or `None`."""
+        entry = self._store.get(key)
+        return None if entry is None else (_decoded(entry["content"]), entry["failure"])
+
+    def put(self, key: str, answer: Answer, expire_s: float | None = None) -> None:
+        """Stores an answer, for `expire_s` seconds or for ever."""
+        content, failure = answer
+        entry = {"content": _encoded(to_content(content, STORED_CHARS)), "failure": failure}
+        self._store.set(key, entry, expire=expire_s)
+
+    def get_or_call(
+        self, key: str, call: Callable[[], Answer], options: ToolOptions, over: threading.Event, deadline: float
+    ) -> tuple[Any, str | None, bool]:
+        """Answers from the cache or by one call, whatever number of threads and processes ask.
+
+        Args:
+            key (`str`):
+                From [`key`].
+            call (`Callable[[], Answer]`):
+                Makes the call. What it raises is not stored.
+            options ([`ToolOptions`]):
+                `cache` (not `"off"`) and `negative_ttl_s` are read.
+            over (`threading.Event`):
+                Set when this caller is answered or given up; others that wait for it then stop waiting.
+            deadline (`float`):
+                When this caller will be given up, on `time.monotonic`'s clock.
+
+        Returns:
+            `tuple`: content, failure, and whether the call was spared.
+        """
+        if options.cache == "record":
+            answer = call()
+            self.put(key, answer)
+            return *answer, False
+        if options.cache == "replay":
+            answer = self.get(key)
+            if answer is None:
+                raise ReplayMiss("This call is not in the recorded cache.")
+            return *answer, True
+        pause, longest = self.poll_s
+        while True:
+            with self._lock:
+                leader = self._in_flight.setdefault(key, over)
+                if leader is not over and leader.is_set():
+                    leader = self._in_flight[key] = over
+            if leader is not over:
+                leader.wait(max(0.0, deadline - time.monotonic()))
+                if over.is_set():
+                    raise TimeoutError("gave up waiting for an equal call")
+            if (answer := self.get(key)) is not None:
+                self._leave(key, over)
+                return *answer, True
+            if leader is over:
+                if self._claim(key, deadline):
+                    break
+                if over.wait(pause):
+                    raise TimeoutError("gave up waiting for an equal call of another process")
+                pause = min(2 * pause, longest)
+        try:
+            answer = call()
+            self.put(key, answer, None if answer[1] is None else options.negative_ttl_s)
+            return *answer, False
+        finally:
+            self._store.delete(_claim_key(key))
+            self._leave(key, over)
+
+    def import_search_cache(
+        self, path: str | Path, tool: Callable, version: str = "1", argument: str = "query"
+    ) -> int:
+        """Reads the file in which the papers' code keeps search results, one JSON object from query to result text.
+        Answers already in the cache stay.
+
+        Args:
+            path (`str` or `Path`):
+                The JSON file.
+            tool (`Callable`):
+                The tool whose answers these become.
+            version (`str`, *optional*, defaults to `"1"`):
+                The tool's option `version`.
+            argument (`str`, *optional*, defaults to `"query"`):
+                The argument that takes the query.
+
+        Returns:
+            `int`: how many answers were added.
+        """
+        results = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(results, dict) or not all(isinstance(text, str) for text in results.values()):
+            raise ValueError(f"{path} is not a search cache: expected one JSON object from query to result text.")
+        added = 0
+        with self._store.transact():
+            for query, text in results.items():
+                key = self.key(tool, {argument: query}, version)
+                added += self._store.add(key, {"content": text, "failure": None})
+        return added
+
+    def close(self) -> None:
+        """Closes this thread's connection."""
+        self._store.close()
+
+    def _claim(self, key: str, deadline: float) -> bool:
+        """Whether this process is the one to call. A claim ends with its call, its deadline or its process."""
+        mine = {"host": socket.gethostname(), "pid": os.getpid()}
+        expire = max(0.001, deadline - time.monotonic())
+        if self._store.add(_claim_key(key), mine, expire=expire):
+            return True
+        theirs = self._store.get(_claim_key(key))
+        if theirs is not None and theirs["host"] == mine["host"] and not _alive(theirs["pid"]):
+            with self._store.transact():
+                if self._store.get(_claim_key(key)) == theirs:
+                    self._store.set(_claim_key(key), mine, expire=expire)
+                    return True
+        return False
+
+    def _leave(self, key: str, over: threading.Event) -> None:
+        with self._lock:
+            if self._in_flight.get(key) is over:
+                del self._in_flight[key]
+
+
+def _claim_key(key: str) -> str:
+    return f"claim:{key}"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _normal(value: Any) -> Any:
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {_normal(str(k)): _normal(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_normal(v) for v in value]
+    return value
+
+
+def _encoded(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    blocks = []
+    for block in content:
+        if block["type"] == "image" and not isinstance(block.get("image"), str):
+            png = io.BytesIO()
+            block["image"].save(png, format="PNG")
+            block = {**block, "image": {"png": base64.b64encode(png.getvalue()).decode()}}
+        blocks.append(block)
+    return blocks
+
+
+def _decoded(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    blocks = []
+    for block in content:
+        if isinstance(block.get("image"), dict):
+            from PIL import Image
+
+            image = Image.open(io.BytesIO(base64.b64decode(block["image"]["png"])))
+            image.load()
+            block = {**block, "image": image}
+        blocks.append(block)
+    return blocks

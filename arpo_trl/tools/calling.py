@@ -1,0 +1,283 @@
+"""From a model's call to a Python call and back to text: names, schemas, arguments, outputs. No threads, no state."""
+
+import functools
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from transformers.utils import get_json_schema
+
+from .contract import InfrastructureError, ToolContext, ToolError
+
+# HTTP answers that say "later", not "never".
+TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+_CONFIG = ConfigDict(coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+
+
+def tool_name(tool: Callable) -> str:
+    """The name under which the model calls `tool`: its `name` where it is an object, else its `__name__`."""
+    name = getattr(tool, "name", None) or getattr(tool, "__name__", None)
+    if not isinstance(name, str):
+        raise TypeError(
+            f"{tool!r} is not a tool: give it a `name`, a JSON `schema` and a `__call__`, or pass a function."
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """What a tool takes. `adapters` is empty where only names are known."""
+
+    required: tuple[str, ...]
+    optional: Mapping[str, Any]
+    adapters: Mapping[str, TypeAdapter]
+    types: Mapping[str, str]
+    open: bool
+    context: bool
+
+    def __str__(self) -> str:
+        parts = [f"{name}: {self.types[name]}" if name in self.types else name for name in self.required]
+        for name, default in self.optional.items():
+            hint = f"{name}: {self.types[name]}" if name in self.types else name
+            parts.append(hint if default is inspect.Parameter.empty else f"{hint} = {default!r}")
+        return f"({', '.join(parts)})"
+
+
+def parameters_of(tool: Callable) -> _Parameters:
+    """Reads what `tool` takes from its JSON schema where it carries one, else from its signature. Kept per function;
+    methods of an environment instance share their function's entry."""
+    function, bound = getattr(tool, "__func__", tool), hasattr(tool, "__func__")
+    if getattr(type(function), "__hash__", None) is None:
+        return _parameters_of.__wrapped__(function, bound)
+    return _parameters_of(function, bound)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters_of(function: Callable, bound: bool) -> _Parameters:
+    schema = getattr(function, "schema", None)
+    signature = inspect.signature(function)
+    try:
+        hints = typing.get_type_hints(function if inspect.isroutine(function) else type(function).__call__)
+    except (NameError, TypeError):
+        hints = {}
+    parameters = list(signature.parameters.values())[1 if bound else 0 :]
+    context = any(p.name == "context" and _is_context(hints.get(p.name, p.annotation)) for p in parameters)
+    if isinstance(schema, Mapping):
+        body = schema.get("function", schema).get("parameters", {})
+        properties = body.get("properties", {})
+        required = tuple(body.get("required", ()))
+        return _Parameters(
+            required=required,
+            optional={
+                n: p.get("default", inspect.Parameter.empty) for n, p in properties.items() if n not in required
+            },
+            adapters={},
+            types={n: p["type"] for n, p in properties.items() if isinstance(p.get("type"), str)},
+            open=bool(body.get("additionalProperties", not properties)),
+            context=context,
+        )
+    named = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and not (context and p.name == "context")
+    ]
+    adapters = {}
+    for p in named:
+        if p.name in hints:
+            try:
+                adapters[p.name] = TypeAdapter(hints[p.name], config=_CONFIG)
+            except PydanticUserError:  # a type with a configuration of its own takes no other
+                adapters[p.name] = TypeAdapter(hints[p.name])
+    return _Parameters(
+        required=tuple(p.name for p in named if p.default is p.empty),
+        optional={p.name: p.default for p in named if p.default is not p.empty},
+        adapters=adapters,
+        types={p.name: inspect.formatannotation(hints[p.name]) for p in named if p.name in hints},
+        open=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        context=context,
+    )
+
+
+def _is_context(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return annotation.rpartition(".")[2].strip("'\"") == "ToolContext"
+    return annotation is ToolContext or ToolContext in typing.get_args(annotation)
+
+
+def bind_arguments(tool: Callable, arguments: Any, context: ToolContext | None = None) -> dict[str, Any]:
+    """Checks what the model wrote against what `tool` takes, and converts it where that loses nothing (`"3"` for an
+    `int`, `3` for a `str`).
+
+    Args:
+        tool (`Callable`):
+            The tool.
+        arguments (`dict[str, Any]`):
+            As the model wrote them.
+        context ([`ToolContext`], *optional*):
+            Filled in where the tool declares it.
+
+    Returns:
+        `dict[str, Any]`: keyword arguments for `tool`.
+
+    Raises:
+        [`ToolError`]: with a text that tells the model what is right.
+    """
+    takes = parameters_of(tool)
+    usage = f"call it as {tool_name(tool)}{takes}"
+    if not isinstance(arguments, Mapping):
+        raise ToolError(f"The arguments must be a JSON object, not {type(arguments).__name__}; {usage}.")
+    known = {*takes.required, *takes.optional}
+    missing = [name for name in takes.required if name not in arguments]
+    if missing:
+        raise ToolError(f"Missing {_listed(missing)}; {usage}.")
+    unknown = [name for name in arguments if name not in known]
+    if "context" in unknown and takes.context or (unknown and not takes.open):
+        raise ToolError(f"Unknown {_listed(unknown)}; {usage}.")
+    bound = {}
+    for name, value in arguments.items():
+        adapter = takes.adapters.get(name)
+        if adapter is not None:
+            try:
+                value = adapter.validate_python(value)
+            except ValidationError as error:
+                reason = error.errors(include_url=False, include_context=False)[0]["msg"]
+                raise ToolError(f"Wrong value for argument '{name}': {reason}; {usage}.") from None
+        bound[name] = value
+    if takes.context:
+        bound["context"] = context
+    return bound
+
+
+def _listed(names: list[Any]) -> str:
+    plural = "s" if len(names) > 1 else ""
+    return f"argument{plural} " + ", ".join(f"'{shorten(str(name), 100)}'" for name in names[:10])
+
+
+def tool_schema(tool: Callable) -> dict[str, Any]:
+    """The JSON schema of `tool` as chat templates take it, without the context argument.
+
+    Args:
+        tool (`Callable`):
+            A typed function or method with a Google-style docstring, or an object with `name` and `schema`.
+
+    Raises:
+        `ValueError`: where no schema can be made, naming the tool and what is missing.
+    """
+    schema = getattr(tool, "schema", None)
+    if isinstance(schema, Mapping):
+        return dict(schema) if "function" in schema else {"type": "function", "function": dict(schema)}
+    function = tool if inspect.isroutine(tool) else tool.__call__
+    if parameters_of(tool).context:
+        function = _without_context(function)
+    try:
+        schema = get_json_schema(function)
+    except Exception as error:
+        raise ValueError(f"Tool '{tool_name(tool)}' has no usable schema: {error}") from error
+    schema["function"]["name"] = tool_name(tool)
+    return schema
+
+
+def _without_context(function: Callable) -> Callable:
+    signature = inspect.signature(function)
+
+    def visible():
+        pass
+
+    visible.__name__ = getattr(function, "__name__", "tool")
+    visible.__doc__ = inspect.getdoc(function)
+    visible.__annotations__ = {n: t for n, t in typing.get_type_hints(function).items() if n != "context"}
+    visible.__signature__ = signature.replace(
+        parameters=[p for n, p in signature.parameters.items() if n != "context"]
+    )
+    return visible
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying again may help: [`InfrastructureError`], a failed connection, an HTTP answer such as 429 or 503
+    (read from `error.response.status_code`, `error.status_code` or `error.code`)."""
+    if isinstance(error, (InfrastructureError, ConnectionError)):
+        return True
+    # httpx, requests and aiohttp name these classes alike and derive them from nothing in common.
+    if {kind.__name__ for kind in type(error).__mro__} & {
+        "TransportError",
+        "ConnectionError",
+        "ClientConnectionError",
+    }:
+        return True
+    response = getattr(error, "response", None)
+    for status in (getattr(response, "status_code", None), getattr(error, "status_code", None), _http_code(error)):
+        if status in TRANSIENT_STATUS:
+            return True
+    return False
+
+
+def _http_code(error: BaseException) -> int | None:
+    code = getattr(error, "code", None)
+    return code if type(code) is int else None
+
+
+def to_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
+    """Makes what a tool returned fit for the model: text, or TRL's content blocks with their texts capped.
+
+    `None` becomes empty text; other values become JSON where they can, else `str(value)`. Characters that UTF-8 cannot
+    carry (lone surrogates) are replaced.
+    """
+    if _is_blocks(value):
+        return [
+            {**block, "text": shorten(_clean(block["text"]), limit)} if isinstance(block.get("text"), str) else block
+            for block in value
+        ]
+    if value is None:
+        text = ""
+    elif isinstance(value, str):
+        text = value
+    elif isinstance(value, bytes):
+        text = value.decode("utf-8", "replace")
+    else:
+        try:
+            text = json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            text = str(value)
+    return shorten(_clean(text), limit)
+
+
+def _clean(text: str) -> str:
+    return str(text).encode("utf-8", "replace").decode("utf-8")
+
+
+def _is_blocks(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(block, dict) and block.get("type") in ("text", "image") for block in value)
+    )
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cuts `text` to at most `limit` characters, keeping its head and its tail and saying in the middle how much is
+    missing. Where not even that note fits, the head alone is kept."""
+    if len(text) <= limit:
+        return text
+    note = f"\n[... {len(text)} characters in all, the middle left out ...]\n"
+    room = limit - len(note)
+    if room <= 0:
+        return text[:limit]
+    tail = room // 2
+    return text[: room - tail] + note + (text[-tail:] if tail else "")
+
+
+def describe_error(error: BaseException) -> str:
+    """One line for the model: the text of a [`ToolError`] or [`InfrastructureError`], else type and text."""
+    try:
+        text = str(error)
+    except Exception:  # an exception may have a broken __str__ of its own
+        text = ""
+    if isinstance(error, (ToolError, InfrastructureError)):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

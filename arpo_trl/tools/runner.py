@@ -1,0 +1,461 @@
+"""Runs the tool calls of many trajectories at once, so that no call can hold up a batch.
+
+Every call runs in a thread of its own; an async tool runs on one event loop, its thread waits for it. One scheduler
+thread starts what the limits allow and answers what is over time. A call that hangs is answered and abandoned: its
+thread ends whenever the tool lets it, and what it then says is dropped. A tool that hangs in C without giving the
+interpreter back stops the whole process, unless its option `isolate` puts it into a process of its own.
+"""
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import tenacity
+
+from .cache import STORED_CHARS, ToolCache
+from .calling import bind_arguments, describe_error, is_transient, parameters_of, shorten, to_content, tool_name
+from .contract import ToolCall, ToolContext, ToolError, ToolResult
+from .isolation import IsolatedTool
+from .options import ToolOptions
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_TOOL = "unknown_tool"
+
+
+@dataclass(eq=False)
+class _Turn:
+    key: Hashable
+    results: list[ToolResult | None]
+
+
+@dataclass(eq=False)
+class _Job:
+    """One call on its way. `over` is set once it is answered, by itself or by the scheduler."""
+
+    turn: _Turn
+    index: int
+    name: str
+    tool: Callable
+    arguments: dict[str, Any]
+    options: ToolOptions
+    cache_key: str | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    started: float = 0.0
+    running_future: Future | None = None
+
+
+@dataclass
+class ToolStats:
+    """Counts of one tool since they were last read. `latency_s` is a sum."""
+
+    calls: int = 0
+    failures: int = 0
+    tool_errors: int = 0
+    timeouts: int = 0
+    infrastructure: int = 0
+    cache_hits: int = 0
+    latency_s: float = 0.0
+    last_error: str | None = None
+
+    def add(self, result: ToolResult) -> None:
+        self.calls += 1
+        self.latency_s += result.latency_s
+        self.cache_hits += result.cached
+        if result.failure is not None:
+            self.failures += 1
+            self.tool_errors += result.failure == "tool_error"
+            self.timeouts += result.failure == "timeout"
+            self.infrastructure += result.failure == "infrastructure"
+            self.last_error = str(result.content)[:300]
+
+
+def tool_metrics(stats: Mapping[str, ToolStats]) -> dict[str, float]:
+    """`tools/{name}/{calls,failures,timeouts,infrastructure,latency_s,cache_hit_rate}` of these counts; latency is the
+    mean per call."""
+    metrics = {}
+    for name, s in stats.items():
+        metrics[f"tools/{name}/calls"] = float(s.calls)
+        metrics[f"tools/{name}/failures"] = float(s.failures)
+        metrics[f"tools/{name}/timeouts"] = float(s.timeouts)
+        metrics[f"tools/{name}/infrastructure"] = float(s.infrastructure)
+        metrics[f"tools/{name}/latency_s"] = s.latency_s / s.calls if s.calls else 0.0
+        metrics[f"tools/{name}/cache_hit_rate"] = s.cache_hits / s.calls if s.calls else 0.0
+    return metrics
+
+
+class ToolRunner:
+    """Runs tool calls in parallel, within each tool's limits.
+
+    Args:
+        tools (`Iterable[Callable]` or `Mapping[str, Callable]`, *optional*):
+            The tools every trajectory may call.
+        options (`Mapping[str, ToolOptions]`, *optional*):
+            Options by tool name; a tool without an entry runs with the defaults.
+        cache ([`ToolCache`], *optional*):
+            Where tools whose option `cache` is not `"off"` keep their answers.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Callable] | Mapping[str, Callable] = (),
+        options: Mapping[str, ToolOptions] | None = None,
+        cache: ToolCache | None = None,
+    ):
+        tools = tools.values() if isinstance(tools, Mapping) else tools
+        self._tools = {tool_name(tool): tool for tool in tools}
+        self._options = dict(options or {})
+        if unknown := self._options.keys() - self._tools.keys():
+            raise ValueError(f"Options for tools that do not exist: {', '.join(sorted(unknown))}.")
+        cached = [name for name, o in self._options.items() if o.cache != "off"]
+        if cached and cache is None:
+            raise ValueError(f"Tools {', '.join(cached)} ask for a cache; pass `cache=ToolCache(folder)`.")
+        for name in cached:
+            if parameters_of(self._tools[name]).context:
+                raise ValueError(f"Tool '{name}' takes a context, so its answers cannot be cached; set `cache: off`.")
+        self._cache = cache
+        self._isolated = {name: IsolatedTool(self._tools[name]) for name, o in self._options.items() if o.isolate}
+        self._loop = _EventLoop()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # for the scheduler
+        self._finished_turn = threading.Condition(self._lock)  # for `poll`
+        self._turns: dict[Hashable, _Turn] = {}
+        self._finished: deque[_Turn] = deque()
+        self._waiting: dict[str, deque[_Job]] = defaultdict(deque)
+        self._running: dict[str, set[_Job]] = defaultdict(set)
+        self._next_start: dict[str, float] = defaultdict(float)
+        self._stats: dict[str, ToolStats] = defaultdict(ToolStats)
+        self._closed = False
+        threading.Thread(target=self._schedule, name="tool-scheduler", daemon=True).start()
+
+    def start(
+        self,
+        key: Hashable,
+        calls: list[ToolCall],
+        tools: Mapping[str, Callable] | None = None,
+        context: ToolContext | None = None,
+    ) -> None:
+        """Starts the calls of one assistant turn; returns at once.
+
+        Args:
+            key (`Hashable`):
+                Names the turn. Not a key that is still pending.
+            calls (`list[ToolCall]`):
+                In the order they were written. They run in parallel.
+            tools (`Mapping[str, Callable]`, *optional*):
+                Tools of this trajectory alone, by name (methods of its environment); they go before the runner's own.
+            context ([`ToolContext`], *optional*):
+                Handed to the tools that declare an argument `context`.
+        """
+        tools = {**self._tools, **(tools or {})}
+        turn = _Turn(key, [None] * len(calls))
+        jobs = [self._prepare(turn, index, call, tools, context) for index, call in enumerate(calls)]
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("The tool runner is closed.")
+            if key in self._turns:
+                raise ValueError(f"Turn {key!r} is still pending.")
+            self._turns[key] = turn
+            for job in jobs:
+                if isinstance(job, _Job):
+                    self._waiting[job.name].append(job)
+                else:
+                    self._stats[job.name if job.name in tools else UNKNOWN_TOOL].add(job)
+            self._finish_if_complete(turn)
+            self._changed.notify()
+
+    def poll(self, timeout: float | None = 0) -> list[tuple[Hashable, list[ToolResult]]]:
+        """Turns that have finished since the last poll, each with its results in the order of its calls.
+
+        Args:
+            timeout (`float`, *optional*, defaults to `0`):
+                How many seconds to wait for the first one; `None` waits as long as it takes. With nothing pending it
+                returns at once.
+        """
+        with self._lock:
+            self._finished_turn.wait_for(lambda: self._finished or not self._turns, timeout)
+            done = [(turn.key, turn.results) for turn in self._finished]
+            for turn in self._finished:
+                del self._turns[turn.key]
+            self._finished.clear()
+        return done
+
+    def pending(self) -> int:
+        """Turns that were started and not handed out yet."""
+        with self._lock:
+            return len(self._turns)
+
+    def running(self) -> int:
+        """Calls that run at this moment; those that were answered and abandoned are not counted."""
+        with self._lock:
+            return sum(len(jobs) for jobs in self._running.values())
+
+    def cancel(self, key: Hashable) -> None:
+        """Drops a turn: what waits never starts, what runs is abandoned, nothing is reported. Unknown keys are
+        ignored."""
+        with self._lock:
+            turn = self._turns.pop(key, None)
+            if turn is None:
+                return
+            if turn in self._finished:
+                self._finished.remove(turn)
+            for name, waiting in self._waiting.items():
+                self._waiting[name] = deque(job for job in waiting if job.turn is not turn)
+            for jobs in self._running.values():
+                for job in [job for job in jobs if job.turn is turn]:
+                    self._abandon(job)
+            self._changed.notify()
+            self._finished_turn.notify_all()
+
+    def stats(self) -> dict[str, ToolStats]:
+        """Counts per tool since the last call of this method. Warns of a tool none of whose calls worked."""
+        with self._lock:
+            stats, self._stats = dict(self._stats), defaultdict(ToolStats)
+        for name, s in stats.items():
+            if s.calls >= 4 and s.failures == s.calls and name != UNKNOWN_TOOL:
+                logger.warning(
+                    "All %d calls of tool '%s' failed in this rollout (%d timeouts, %d infrastructure failures); the "
+                    "last answer was: %s",
+                    s.calls,
+                    name,
+                    s.timeouts,
+                    s.infrastructure,
+                    s.last_error,
+                )
+        return stats
+
+    def close(self) -> None:
+        """Abandons whatever is left and ends the runner's own threads and processes."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for jobs in self._running.values():
+                for job in list(jobs):
+                    self._abandon(job)
+            self._turns.clear()
+            self._finished.clear()
+            self._waiting.clear()
+            self._changed.notify_all()
+            self._finished_turn.notify_all()
+        for tool in self._isolated.values():
+            tool.close()
+        self._loop.close()
+
+    def __enter__(self) -> "ToolRunner":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def _prepare(self, turn, index, call, tools, context) -> _Job | ToolResult:
+        """A job, or the answer to a call that cannot be made."""
+        name = call.name if isinstance(call.name, str) else str(call.name)
+        options = self._options.get(name, ToolOptions())
+        tool = tools.get(name)
+        try:
+            if call.error is not None:
+                raise ToolError(call.error)
+            if tool is None:
+                raise ToolError(
+                    f"There is no tool '{shorten(name, 200)}'; the tools are: {', '.join(tools) or 'none'}."
+                )
+            arguments = bind_arguments(tool, call.arguments, context)
+        except ToolError as error:
+            content = to_content(describe_error(error), options.max_output_chars)
+            turn.results[index] = ToolResult(name, content, "tool_error")
+            return turn.results[index]
+        if tool is not self._tools.get(name):  # an environment's own tool has state: neither cached nor isolated
+            return _Job(turn, index, name, tool, arguments, options)
+        key = None
+        if self._cache is not None and options.cache != "off":
+            begun = time.monotonic()
+            key = self._cache.key(tool, arguments, options.version)
+            # Answered here, a hit needs no thread, no place among the running calls and no share of the rate limit.
+            answer = self._cache.get(key) if options.cache != "record" else None
+            if answer is not None:
+                content = to_content(answer[0], options.max_output_chars)
+                turn.results[index] = ToolResult(name, content, answer[1], time.monotonic() - begun, cached=True)
+                return turn.results[index]
+        return _Job(turn, index, name, self._isolated.get(name, tool), arguments, options, key)
+
+    # The scheduler's thread. Everything it touches is guarded by the lock.
+
+    def _schedule(self) -> None:
+        with self._lock:
+            while not self._closed:
+                now = time.monotonic()
+                wake = [t for t in (self._start_waiting(now), self._expire(now)) if t is not None]
+                self._changed.wait(min(wake) - time.monotonic() if wake else None)
+
+    def _expire(self, now: float) -> float | None:
+        """Answers what is over time; returns when the next call will be."""
+        next_deadline = None
+        for jobs in self._running.values():
+            for job in list(jobs):
+                deadline = job.started + job.options.timeout_s
+                if deadline <= now:
+                    text = f"The call of '{job.name}' took longer than {job.options.timeout_s:g} s and was given up."
+                    self._abandon(job)
+                    self._answer(job, ToolResult(job.name, text, "timeout", now - job.started))
+                elif next_deadline is None or deadline < next_deadline:
+                    next_deadline = deadline
+        return next_deadline
+
+    def _start_waiting(self, now: float) -> float | None:
+        """Starts what the limits allow; returns when a rate limit allows the next start."""
+        next_start = None
+        for name, waiting in self._waiting.items():
+            while waiting and len(self._running[name]) < waiting[0].options.concurrency:
+                rate = waiting[0].options.rate_limit
+                if rate is not None:
+                    if self._next_start[name] > now:
+                        next_start = min(self._next_start[name], next_start or float("inf"))
+                        break
+                    self._next_start[name] = max(now, self._next_start[name]) + 1 / rate
+                job = waiting.popleft()
+                job.started = time.monotonic()
+                self._running[name].add(job)
+                threading.Thread(target=self._run, args=(job,), name=f"tool-{name}", daemon=True).start()
+        return next_start
+
+    def _abandon(self, job: _Job) -> None:
+        self._running[job.name].discard(job)
+        job.over.set()
+        if job.running_future is not None:
+            job.running_future.cancel()
+            self._loop.check()
+
+    def _answer(self, job: _Job, result: ToolResult) -> None:
+        self._stats[job.name].add(result)
+        job.turn.results[job.index] = result
+        self._finish_if_complete(job.turn)
+
+    def _finish_if_complete(self, turn: _Turn) -> None:
+        if None not in turn.results and self._turns.get(turn.key) is turn:
+            self._finished.append(turn)
+            self._finished_turn.notify_all()
+
+    # The call's own thread.
+
+    def _run(self, job: _Job) -> None:
+        cached = False
+        try:
+            content, failure, cached = self._outcome(job)
+        except Exception as error:  # of the cache; those of the tool were read in `_call`
+            content, failure = to_content(describe_error(error), job.options.max_output_chars), _kind(error)
+        result = ToolResult(job.name, content, failure, time.monotonic() - job.started, cached)
+        with self._lock:
+            if not job.over.is_set():
+                job.over.set()
+                self._running[job.name].discard(job)
+                self._answer(job, result)
+                self._changed.notify()
+
+    def _outcome(self, job: _Job) -> tuple[Any, str | None, bool]:
+        if job.cache_key is None:
+            return *self._call(job, job.options.max_output_chars), False
+        content, failure, cached = self._cache.get_or_call(
+            job.cache_key,
+            lambda: self._call(job, STORED_CHARS),
+            job.options,
+            job.over,
+            job.started + job.options.timeout_s,
+        )
+        return to_content(content, job.options.max_output_chars), failure, cached
+
+    def _call(self, job: _Job, limit: int) -> tuple[Any, str | None]:
+        try:
+            return to_content(self._with_retries(job), limit), None
+        except BaseException as error:
+            # SystemExit and KeyboardInterrupt raised by a tool end its call, not the training.
+            return to_content(describe_error(error), limit), _kind(error)
+
+    def _with_retries(self, job: _Job) -> Any:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_transient),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(job.options.max_retries + 1), tenacity.stop_when_event_set(job.over)
+            ),
+            wait=tenacity.wait_exponential_jitter(initial=0.5, max=8, jitter=0.25),
+            sleep=tenacity.sleep_using_event(job.over),
+            reraise=True,
+        )
+        return retrying(self._call_once, job)
+
+    def _call_once(self, job: _Job) -> Any:
+        if isinstance(job.tool, IsolatedTool):
+            return job.tool.call(job.arguments, job.over, job.started + job.options.timeout_s)
+        value = job.tool(**job.arguments)
+        if not inspect.isawaitable(value):
+            return value
+        future = self._loop.run(_guarded(value))
+        with self._lock:
+            job.running_future = future
+            if job.over.is_set():
+                future.cancel()
+        value, error = future.result()
+        if error is not None:
+            raise error
+        return value
+
+
+def _kind(error: BaseException) -> str:
+    return "infrastructure" if is_transient(error) else "tool_error"
+
+
+async def _guarded(awaitable) -> tuple[Any, BaseException | None]:
+    """What would escape a task and stop the event loop (SystemExit, KeyboardInterrupt) comes back as a value."""
+    try:
+        return await awaitable, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+class _EventLoop:
+    """The one event loop of all async tools, in a daemon thread, replaced if a tool blocks it."""
+
+    patience_s = 0.5
+
+    def __init__(self):
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._unanswered_since: float | None = None
+
+    def run(self, coroutine: Coroutine) -> Future:
+        with self._lock:
+            blocked = self._unanswered_since
+            if blocked is not None and time.monotonic() - blocked > self.patience_s:
+                logger.warning("An async tool blocks its event loop; later calls run on a new one.")
+                self._loop = None
+            if self._loop is None:
+                self._loop, self._unanswered_since = asyncio.new_event_loop(), None
+                threading.Thread(target=self._loop.run_forever, name="async-tools", daemon=True).start()
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def check(self) -> None:
+        """Asks the loop for a sign of life; [`run`] looks whether it came."""
+        with self._lock:
+            if self._loop is not None and self._unanswered_since is None:
+                self._unanswered_since = time.monotonic()
+                self._loop.call_soon_threadsafe(self._answered, self._loop)
+
+    def _answered(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            if loop is self._loop:
+                self._unanswered_since = None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
