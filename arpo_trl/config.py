@@ -186,7 +186,9 @@ class ARPOConfig(GRPOConfig):
     )
     rollout_timeout: float | None = field(
         default=None,
-        metadata={"help": "Seconds after which a rollout's unfinished rows are cut off. If `None`, 0.9 × ddp_timeout."},
+        metadata={
+            "help": "Seconds after which a rollout's unfinished rows are cut off. If `None`, 0.9 × ddp_timeout."
+        },
     )
     rollout_log: bool = field(
         default=False, metadata={"help": "Whether to write every rollout tree to output_dir/rollouts (JSONL, a step)."}
