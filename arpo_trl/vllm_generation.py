@@ -1,0 +1,149 @@
+"""TRL's vLLM backend with an engine that the rollout can drive: entropy probe, free engine options, sync on CPU too."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from trl.generation.vllm_generation import VLLMGeneration, empty_cache
+from trl.trainer.utils import ensure_master_addr_port
+from vllm.platforms import current_platform
+
+from .rollout.vllm_engine import VLLMEngine, build_llm
+
+
+class ARPOVLLMGeneration(VLLMGeneration):
+    """[`~trl.generation.vllm_generation.VLLMGeneration`] whose colocated `LLM` carries the entropy probe.
+
+    Server mode is TRL's.
+
+    Args:
+        args, kwargs:
+            As TRL's class, see there.
+        enforce_eager (`bool`, *optional*):
+            Whether vLLM runs without compilation and CUDA graphs. `None`: on a CPU only, where compiling takes a
+            minute.
+        block_size (`int`, *optional*):
+            Tokens of a KV cache block, the grain of prefix sharing. `None`: 32 on a CPU, vLLM's own choice elsewhere.
+        engine_kwargs (`dict`, *optional*):
+            Further arguments of `vllm.LLM`, e.g. `max_num_batched_tokens`, `max_num_seqs`, `num_gpu_blocks_override`.
+            They win over everything TRL sets.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        enforce_eager: bool | None = None,
+        block_size: int | None = None,
+        engine_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        options = {"enforce_eager": enforce_eager, "block_size": block_size}
+        self.engine_kwargs = {name: value for name, value in options.items() if value is not None}
+        self.engine_kwargs |= engine_kwargs or {}
+        super().__init__(*args, **kwargs)
+
+    def _init_vllm(self) -> None:
+        if self.mode != "colocate":
+            super()._init_vllm()
+            return
+        accelerator = self.accelerator
+        tp_size, world_size = self.tensor_parallel_size, accelerator.num_processes
+        if world_size % tp_size:
+            raise ValueError(f"`vllm_tensor_parallel_size` ({tp_size}) must divide the number of processes ({world_size}).")
+        if getattr(self.model, "is_loaded_in_8bit", False):
+            raise ValueError("vLLM cannot quantize to 8 bits while loading: train in 4 bits or without quantization.")
+        if tp_size > 1:
+            groups = [list(range(first, first + tp_size)) for first in range(0, world_size, tp_size)]
+            self.tp_group, _ = torch.distributed.new_subgroups_by_enumeration(groups)
+
+        # vLLM's external launcher reads its place in the job from the environment.
+        os.environ["RANK"] = str(accelerator.process_index)
+        os.environ["LOCAL_RANK"] = str(accelerator.local_process_index)
+        os.environ["WORLD_SIZE"] = str(world_size)
+        ensure_master_addr_port()
+
+        options = {
+            "tensor_parallel_size": tp_size,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "max_model_len": self.max_model_length,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": 4096,
+            "enable_sleep_mode": self.enable_sleep_mode,
+            "model_impl": self.model_impl,
+            "distributed_executor_backend": "external_launcher",
+            # The ranks of a tensor parallel group must sample the same tokens.
+            "seed": accelerator.process_index // tp_size,
+            "quantization": "bitsandbytes" if getattr(self.model, "is_loaded_in_4bit", False) else None,
+            "trust_remote_code": self.trust_remote_code,
+        }
+        self.llm = build_llm(self.model.name_or_path, **{**options, **self.engine_kwargs})
+        # Sleeping engines have dropped their weights; see `wake`.
+        self._llm_weights_sleeping = False
+        self.sleep()
+        accelerator.wait_for_everyone()
+
+    def make_engine(self, stop_token_ids: Iterable[int]) -> VLLMEngine:
+        """The streaming engine over this object's `LLM` and sampling settings; it wakes and sleeps with the rollout.
+
+        Args:
+            stop_token_ids (`Iterable[int]`):
+                Tokens that end a turn.
+        """
+        return VLLMEngine(
+            self.llm,
+            stop_token_ids,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            generation_kwargs=self.generation_kwargs,
+            structured_outputs_regex=self.structured_outputs_regex,
+            wake=self.wake,
+            sleep=self.sleep,
+        )
+
+    def wake(self) -> None:
+        """Makes a sleeping engine ready to generate: weights pushed again if sleep dropped them, then the KV cache."""
+        if self.enable_sleep_mode:
+            if self._llm_weights_sleeping:
+                self.sync_weights()
+            self.llm.wake_up(tags=["kv_cache"])
+
+    def sleep(self) -> None:
+        """Frees the engine's memory, weights included, where sleep mode is on."""
+        if self.enable_sleep_mode:
+            self.llm.sleep(level=2)
+            self._llm_weights_sleeping = True
+
+    def sync_weights(self) -> None:
+        """Pushes the trained weights (adapters merged, shards gathered) into vLLM and empties its prefix cache.
+
+        Collective: every process must call it.
+
+        Raises:
+            `RuntimeError`: if a request is live, or vLLM keeps its prefix cache, which would mix old and new weights.
+        """
+        if self.mode != "colocate":
+            super().sync_weights()
+            return
+        if self.llm.llm_engine.has_unfinished_requests():
+            raise RuntimeError("Weights cannot be synchronized while requests are live: end the rollout first.")
+        if self.enable_sleep_mode:
+            empty_cache()
+            self.llm.wake_up(tags=["weights"])
+            self._llm_weights_sleeping = False
+
+        model_runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        if current_platform.is_cpu():
+            # The CPU backend repacks weights, so that only a full reload fits. It may hold tensors until their layer is
+            # complete, and adapters are unmerged and shards released in place meanwhile: it gets copies.
+            model_runner.reload_weights(
+                weights_iterator=((name, param.clone()) for name, param in self._iter_named_params())
+            )
+        else:
+            for name, param in self._iter_named_params():
+                model_runner.model.load_weights([(name, param)])
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not reset its prefix cache after a weight update: requests still hold blocks.")
