@@ -1,0 +1,93 @@
+"""Reads rows of any of the known shapes into one: messages, the question, the accepted answers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..rewards.answers import extract_boxed
+from ..rewards.matching import accepted_answers
+
+
+QUESTION_FIELDS = ("question", "problem", "Question", "Problem", "query", "instruction", "input")
+ANSWER_FIELDS = (
+    "ground_truth",
+    "golden_answers",
+    "answers",
+    "answer",
+    "Answer",
+    "final_answer",
+    "Final answer",
+    "expected_answer",
+    "target",
+    "solution",
+)
+_CONSUMED = {"reward_model", "extra_info", "prompt", *QUESTION_FIELDS, *ANSWER_FIELDS}
+
+
+def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Brings a row into the columns the trainer and the rewards use.
+
+    Understood are the papers' schema (`prompt` messages, `reward_model.ground_truth`, `extra_info.question`), TRL's
+    (`prompt` as messages or text, with `solution` or the like) and the benchmarks' (a question and an answer under one
+    of their many names, `QUESTION_FIELDS` and `ANSWER_FIELDS`).
+
+    Args:
+        row (`Mapping[str, Any]`):
+            One row.
+
+    Returns:
+        `dict[str, Any]`: `prompt` (`list[dict]`, messages), `question` (`str`), `ground_truth` (`list[str]`, accepted
+        answers, empty where there is none), `data_source` (`str`), and the columns that were not used for these.
+
+    Raises:
+        `ValueError`: there is neither a prompt nor a question.
+    """
+    extra_info = row.get("extra_info") or {}
+    prompt = row.get("prompt")
+    question = extra_info.get("question") or _first(row, QUESTION_FIELDS)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    elif prompt is None and question is not None:
+        prompt = [{"role": "user", "content": str(question)}]
+    if not prompt:
+        raise ValueError(
+            f"A row has the columns {sorted(row)}; it needs `prompt` or one of {', '.join(QUESTION_FIELDS)}."
+        )
+    if question is None:
+        users = [message["content"] for message in prompt if message["role"] == "user"]
+        question = users[-1] if users and isinstance(users[-1], str) else ""
+    return {
+        "prompt": [dict(message) for message in prompt],
+        "question": str(question),
+        "ground_truth": read_answers(row),
+        "data_source": str(row.get("data_source") or ""),
+        **{key: value for key, value in row.items() if key not in _CONSUMED and key != "data_source"},
+    }
+
+
+def read_answers(row: Mapping[str, Any]) -> list[str]:
+    r"""
+    The accepted answers of a row.
+
+    A worked solution is cut down to its result: what follows `####` (GSM8K), the last `\boxed{}` of a `solution`
+    (MATH). A mapping holds them under `target` (Search-R1) or `aliases` and `value` (TriviaQA).
+    """
+    reward_model = row.get("reward_model") or {}
+    value = reward_model.get("ground_truth")
+    field = "ground_truth"
+    if value is None:
+        field = next((field for field in ANSWER_FIELDS if row.get(field) is not None), field)
+        value = row.get(field)
+    if isinstance(value, Mapping):
+        named = [value.get("value"), *(value.get("aliases") or [])]
+        value = value["target"] if value.get("target") is not None else named
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    answers = [answer.rpartition("####")[2].strip() for answer in accepted_answers(value)]
+    if field == "solution":
+        answers = [extract_boxed(answer) or answer for answer in answers]
+    return list(dict.fromkeys(answers))
+
+
+def _first(row: Mapping[str, Any], fields: Sequence[str]) -> Any:
+    return next((row[field] for field in fields if row.get(field) is not None), None)

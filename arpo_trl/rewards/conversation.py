@@ -1,0 +1,38 @@
+"""Reads completions as TRL hands them to reward functions: a text, or a list of assistant and tool messages."""
+
+from collections import Counter
+from typing import Any
+
+
+def message_text(message: dict[str, Any]) -> str:
+    """The text of a message; of content blocks, the text ones joined."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        blocks = [block if isinstance(block, str) else block.get("text") for block in content if block]
+        return "".join(text for text in blocks if isinstance(text, str))
+    return ""
+
+
+def assistant_turns(completion: str | list[dict[str, Any]]) -> list[str]:
+    """Texts of the turns the policy wrote, in order. Tool results are not among them."""
+    if isinstance(completion, str):
+        return [completion]
+    return [message_text(message) for message in completion or [] if message.get("role", "assistant") == "assistant"]
+
+
+def final_turn(completion: str | list[dict[str, Any]]) -> str:
+    """Text of the last message if the policy wrote it, else `""`: then the row ended at a tool result."""
+    if isinstance(completion, str):
+        return completion
+    if not completion or completion[-1].get("role", "assistant") != "assistant":
+        return ""
+    return message_text(completion[-1])
+
+
+def tools_used(completion: str | list[dict[str, Any]]) -> Counter[str]:
+    """How many calls of each tool were executed, counted by their `tool` messages."""
+    if isinstance(completion, str):
+        return Counter()
+    return Counter(str(message.get("name")) for message in completion or [] if message.get("role") == "tool")
