@@ -31,7 +31,8 @@ class BranchingOptions:
         window (`int`, *optional*, defaults to `20`):
             k, tokens an entropy is taken over.
         order (`str`, *optional*, defaults to `"eager"`):
-            `"eager"` or `"ranked"`: which decisions of a group take the budget first, see [`allocate_forks`].
+            `"eager"` (as they fall due) or `"ranked"` (step by step, largest score first): which decisions of a group
+            take the budget.
         factor (`int`, *optional*, defaults to `1`):
             Z, rows a fork adds.
         stepped (`bool`, *optional*, defaults to `False`):
@@ -200,13 +201,6 @@ def branch_score(
     return score * (1.0 - branch_penalty(consecutive, options.penalty, options.gamma))
 
 
-def branch_probability(
-    delta: float, options: BranchingOptions, consecutive: int = 0, relative_entropy: float | None = None
-) -> float:
-    """P = clip([`branch_score`], 0, 1)."""
-    return min(1.0, max(0.0, branch_score(delta, options, consecutive, relative_entropy)))
-
-
 def forks(score: float, uniform: float, options: BranchingOptions) -> bool:
     """Whether a tool step forks.
 
@@ -229,38 +223,6 @@ def forks(score: float, uniform: float, options: BranchingOptions) -> bool:
     if options.rule == "threshold":
         return score > options.threshold
     raise ValueError(f"`rule` must be 'bernoulli' or 'threshold'; you gave {options.rule!r}.")
-
-
-def allocate_forks(
-    scores: Sequence[float], uniforms: Sequence[float], budget: int, options: BranchingOptions
-) -> list[int]:
-    """How many children each of some decisions of one group gets out of `budget` rows.
-
-    In the order given (`"eager"`), or from the largest score to the smallest (`"ranked"`), equal scores by their draw:
-    neither a row's place nor a fast tool takes the budget. Each decision that forks takes Z rows or what is left.
-
-    Args:
-        scores (`Sequence[float]`):
-            From [`branch_score`], one a decision.
-        uniforms (`Sequence[float]`):
-            From [`draw`], one a decision.
-        budget (`int`):
-            Rows that forks may still add to the group.
-        options ([`BranchingOptions`]):
-            `order`, `rule`, `threshold` and `factor` are read.
-
-    Returns:
-        `list[int]`: Numbers of children, in the order of `scores`.
-    """
-    order = range(len(scores))
-    if options.order == "ranked":
-        order = sorted(order, key=lambda i: (-scores[i], uniforms[i]))
-    children = [0] * len(scores)
-    for i in order:
-        if forks(scores[i], uniforms[i], options):
-            children[i] = min(options.factor, budget)
-            budget -= children[i]
-    return children
 
 
 def initial_rollouts(
