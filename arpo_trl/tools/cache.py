@@ -68,15 +68,17 @@ class ToolCache:
 
     def key(self, tool: Callable, arguments: Mapping[str, Any], version: str) -> str:
         """The key of a call: tool, version, and its arguments as canonical JSON with defaults filled in and text in
-        Unicode's normal form C. A tool with a method `normalise_arguments(arguments)` has it applied first.
+        Unicode's normal form C. Where the tool, or the object whose method it is, has a
+        method `normalise_arguments(arguments)`, that is applied first.
 
         Raises:
             `TypeError`: for arguments that JSON cannot express.
         """
         defaults = {n: v for n, v in parameters_of(tool).optional.items() if isinstance(v, (str, int, float, bool))}
         arguments = {**defaults, **arguments}
-        if hasattr(tool, "normalise_arguments"):
-            arguments = tool.normalise_arguments(arguments)
+        owner = getattr(tool, "__self__", tool)
+        if hasattr(owner, "normalise_arguments"):
+            arguments = owner.normalise_arguments(arguments)
         text = json.dumps([tool_name(tool), version, _normal(arguments)], sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,0 +1,193 @@
+"""Tools as a recipe names them.
+
+```yaml
+tools:
+- calculator
+- name: search
+  arguments: {index: data/wiki_index}
+  timeout_s: 10
+  cache: read-write
+- path: my_package.tools.lookup_price     # any typed function with a docstring
+- path: my_package.tools.Warehouse        # a class or factory, called with `arguments`
+  arguments: {url: "http://localhost:9000"}
+  preflight: {item: test}                 # one real call before a model is loaded
+```
+
+An entry is a name, a dotted path, or a mapping with `name` or `path`, `arguments`, `preflight` and the fields of
+[`ToolOptions`]. A class or factory returns a tool, or an object whose `tools()` lists several; such an object may have
+`preflight()` and `close()`.
+"""
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .calling import describe_error, parameters_of, tool_name, tool_schema
+from .contract import InfrastructureError, ToolCall, ToolContext
+from .options import ToolOptions
+
+BUILT_IN = {
+    "calculator": "arpo_trl.tools.calculator.calculator",
+    "python": "arpo_trl.tools.python.PythonTool",
+    "search": "arpo_trl.tools.search.local.LocalSearch",
+}
+_KEYS = ("name", "path", "arguments", "preflight")
+
+
+@dataclass
+class ToolSet:
+    """The tools of a recipe.
+
+    Args:
+        tools (`list[Callable]`):
+            In the order of the recipe.
+        options (`dict[str, ToolOptions]`):
+            Options by tool name.
+        owners (`list[Any]`):
+            Objects with `preflight()` or `close()`.
+        trial_calls (`dict[str, dict]`):
+            Arguments of one real call per tool, from the recipe's `preflight`.
+    """
+
+    tools: list[Callable] = field(default_factory=list)
+    options: dict[str, ToolOptions] = field(default_factory=dict)
+    owners: list[Any] = field(default_factory=list)
+    trial_calls: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools' JSON schemas, as chat templates take them."""
+        return [tool_schema(tool) for tool in self.tools]
+
+    def preflight(self) -> None:
+        """Makes one real call of every tool that says how, so that a dead backend is found before a model is loaded.
+
+        Raises:
+            [`InfrastructureError`]: naming the tools that do not work and what they said.
+        """
+        from .runner import ToolRunner  # the runner knows the cache, which the registry does not need
+
+        problems = []
+        for owner in self.owners:
+            if hasattr(owner, "preflight"):
+                try:
+                    owner.preflight()
+                except Exception as error:
+                    names = ", ".join(tool_name(t) for t in self.tools if getattr(t, "__self__", t) is owner)
+                    problems.append(f"{names or type(owner).__name__}: {describe_error(error)}")
+        calls = [ToolCall(name, arguments) for name, arguments in self.trial_calls.items()]
+        with ToolRunner(self.tools, {n: _uncached(o) for n, o in self.options.items()}) as runner:
+            runner.start("preflight", calls, context=ToolContext("preflight", 0, 0, training=False))
+            for _, results in runner.poll(None):
+                problems += [f"{r.name}: {r.content}" for r in results if r.failure is not None]
+        if problems:
+            raise InfrastructureError("Tools failed their preflight: " + "; ".join(problems))
+
+    def close(self) -> None:
+        """Closes what the tools opened."""
+        for owner in self.owners:
+            if hasattr(owner, "close"):
+                owner.close()
+
+
+def resolve_tools(specs: Iterable[str | Mapping[str, Any] | Callable]) -> ToolSet:
+    """Turns the `tools` of a recipe into callables and their options.
+
+    Args:
+        specs (`Iterable`):
+            Entries as above; on a command line a mapping may be written as JSON. Callables are taken as they are.
+
+    Returns:
+        [`ToolSet`]
+
+    Raises:
+        `ValueError`: naming the entry, for unknown names, keys or options, and for two tools of one name.
+    """
+    tool_set = ToolSet()
+    for spec in specs:
+        if callable(spec) and not isinstance(spec, str):
+            _add(tool_set, [spec], spec, ToolOptions(), None)
+            continue
+        entry = _read(spec)
+        options = _options(entry)
+        made = _load(entry)
+        tools = list(made.tools()) if hasattr(made, "tools") else [made]
+        _add(tool_set, tools, made, options, entry.get("preflight"))
+    return tool_set
+
+
+def _add(tool_set: ToolSet, tools: list[Callable], owner: Any, options: ToolOptions, trial: dict | None) -> None:
+    if trial is not None and len(tools) != 1:
+        raise ValueError("`preflight` arguments are for an entry with one tool; leave them out.")
+    for tool in tools:
+        name = tool_name(tool)
+        if name in tool_set.options:
+            raise ValueError(f"Two tools are named '{name}'; rename one of them.")
+        parameters_of(tool)
+        tool_set.tools.append(tool)
+        tool_set.options[name] = options
+        if trial is not None:
+            tool_set.trial_calls[name] = dict(trial)
+    if not inspect.isroutine(owner):
+        tool_set.owners.append(owner)
+
+
+def _read(spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(spec, str):
+        if spec.lstrip().startswith("{"):
+            return _read(json.loads(spec))
+        return {"path": spec} if "." in spec else {"name": spec}
+    entry = dict(spec)
+    unknown = sorted(entry.keys() - {*_KEYS, *ToolOptions.names()})
+    if unknown:
+        known = ", ".join([*_KEYS, *sorted(ToolOptions.names())])
+        raise ValueError(f"Unknown keys in the tool entry {entry}: {', '.join(unknown)}; the keys are {known}.")
+    if ("name" in entry) == ("path" in entry):
+        raise ValueError(f"The tool entry {entry} must have either `name` or `path`.")
+    return entry
+
+
+def _options(entry: dict[str, Any]) -> ToolOptions:
+    try:
+        return ToolOptions(**{key: entry[key] for key in ToolOptions.names() if key in entry})
+    except ValueError as error:
+        raise ValueError(f"Tool entry {entry.get('name') or entry.get('path')}: {error}") from None
+
+
+def _load(entry: dict[str, Any]) -> Any:
+    label = entry.get("name") or entry.get("path")
+    if "name" in entry and entry["name"] not in BUILT_IN:
+        known = ", ".join(sorted(BUILT_IN))
+        raise ValueError(f"Unknown tool '{label}'; use one of {known}, or give a dotted `path`.")
+    target = load_object(BUILT_IN[entry["name"]] if "name" in entry else entry["path"])
+    arguments = dict(entry.get("arguments") or {})
+    is_factory = inspect.isclass(target) or "arguments" in entry
+    if not is_factory:
+        return target
+    try:
+        inspect.signature(target).bind(**arguments)
+    except TypeError as error:
+        takes = inspect.signature(target)
+        raise ValueError(f"Wrong `arguments` for tool '{label}': {error}; it takes {takes}.") from None
+    return target(**arguments)
+
+
+def load_object(path: str) -> Any:
+    """What a dotted path names, e.g. `"my_package.tools.lookup"`.
+
+    Raises:
+        `ValueError`: where there is no such thing.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"Cannot load '{path}': {error}") from error
+
+
+def _uncached(options: ToolOptions) -> ToolOptions:
+    from dataclasses import replace
+
+    return replace(options, cache="off")
