@@ -1,4 +1,4 @@
-"""`ARPOConfig`: what a recipe may say beyond TRL's `GRPOConfig`."""
+"""`ARPOConfig` and `AEPOConfig`: what a recipe may say beyond TRL's `GRPOConfig`."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,6 +12,10 @@ BRANCH_RULES = ("bernoulli", "threshold")
 FORK_ORDERS = ("eager", "ranked")
 ATTRIBUTIONS = ("soft", "hard")
 PREFIX_SHARING = ("auto", "on", "off")
+PROBES = ("trajectory", "first_tool")
+PENALTY_SHAPES = ("linear", "quadratic")
+ENTROPY_ADVANTAGES = ("linear", "sigmoid")
+AEPO_LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 # What the sampler sets for every request by itself.
 RESERVED_GENERATION_KWARGS = ("n", "max_tokens", "logprobs", "prompt_logprobs", "seed", "stop", "stop_token_ids")
@@ -120,8 +124,8 @@ class ARPOConfig(GRPOConfig):
     > Parameters of the colocated vLLM engine that TRL does not expose
 
     Args:
-        vllm_enforce_eager (`bool`, *optional*, defaults to `False`):
-            Whether to skip compilation and CUDA graphs: starts faster, generates slower.
+        vllm_enforce_eager (`bool`, *optional*):
+            Whether to skip compilation and CUDA graphs: starts faster, generates slower. If `None`, on CPU only.
         vllm_block_size (`int`, *optional*):
             Tokens per block of the KV cache, hence the grain of prefix caching. If `None`, vLLM's own, but 32 on CPU.
         vllm_max_num_seqs (`int`, *optional*):
@@ -211,8 +215,11 @@ class ARPOConfig(GRPOConfig):
     )
 
     # Parameters of the colocated vLLM engine
-    vllm_enforce_eager: bool = field(
-        default=False, metadata={"help": "Skip compilation and CUDA graphs: starts faster, generates slower."}
+    vllm_enforce_eager: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Skip compilation and CUDA graphs: starts faster, generates slower. If `None`, on CPU only."
+        },
     )
     vllm_block_size: int | None = field(
         default=None, metadata={"help": "Tokens per KV cache block. If `None`, vLLM's own, but 32 on CPU."}
@@ -297,3 +304,158 @@ class ARPOConfig(GRPOConfig):
                 "vllm_structured_outputs_regex is not supported: it would have to hold for every turn. Pass "
                 "generation_kwargs={'structured_outputs': {...}} if you mean that."
             )
+
+
+@dataclass
+class AEPOConfig(ARPOConfig):
+    r"""
+    Configuration of [`AEPOTrainer`]. It takes everything that [`ARPOConfig`] takes, and what is below.
+
+    Symbols are those of the AEPO paper (https://huggingface.co/papers/2510.14545), where they do not clash. With the
+    first four options `False` AEPO is ARPO.
+
+    > Parameters that switch the four parts
+
+    Args:
+        dynamic_budget (`bool`, *optional*, defaults to `True`):
+            Whether a probe decides how many rows start from the prompt: N = M·σ(β_b·(H_root − H̄_tool)). If `False`,
+            `num_initial_rollouts`.
+        branch_penalty (`bool`, *optional*, defaults to `True`):
+            Whether consecutive forks at high-entropy steps of a path make the next one less likely.
+        entropy_balanced_clipping (`bool`, *optional*, defaults to `True`):
+            Whether tokens clipped at 1+ε_h keep a gradient, rescaled to 1+ε_h.
+        entropy_aware_advantage (`bool`, *optional*, defaults to `True`):
+            Whether advantages are weighted by the standardized entropy of their token.
+
+    > Parameters of the rollout
+
+    Args:
+        min_initial_rollouts (`int`, *optional*):
+            Rows that start whatever the probe says, and least N. If `None`, a quarter of `num_generations`.
+        budget_beta (`float`, *optional*, defaults to `0.5`):
+            β_b, how far a difference of one unit of `entropy_norm` moves N.
+        probe (`str`, *optional*, defaults to `"trajectory"`):
+            When N is fixed: `"trajectory"` (the probe has ended, as in the paper) or `"first_tool"` (the entropy after
+            its first tool result is known).
+        branch_gamma (`float`, *optional*, defaults to `0.05`):
+            γ, what one fork takes from the probability of the next.
+
+    > Parameters of the update
+
+    Args:
+        entropy_advantage_scale (`float`, *optional*, defaults to `0.2`):
+            a in Â·(1 + a·z).
+
+    > Variants from practice, in neither paper, off by default
+
+    Args:
+        num_probes (`int`, *optional*, defaults to `1`):
+            How many of the first rows, instead of one, decide N; 8 in reports. They count as rows.
+        stepped_branching (`bool`, *optional*, defaults to `False`):
+            Whether α doubles where the entropy after a tool result is above 0.9 of the largest possible, and halves
+            below 0.3.
+        penalty_shape (`str`, *optional*, defaults to `"linear"`):
+            `"linear"` takes γ·l, `"quadratic"` γ·l².
+        entropy_advantage_form (`str`, *optional*, defaults to `"linear"`):
+            `"linear"` (Â·(1 + a·z)) or `"sigmoid"` (Â·σ(5·H)).
+        unclipped_entropy_threshold (`float`, *optional*):
+            τ_H in nats; tokens with more entropy are not clipped. If `None`, all are.
+        tool_call_kl (`bool`, *optional*, defaults to `False`):
+            Whether the KL term of `beta` counts on tokens of turns that call tools only.
+        kl_half_life (`float`, *optional*):
+            Optimizer steps in which `beta` halves, with `tool_call_kl`. If `None`, it stays.
+        tool_cost (`float`, *optional*, defaults to `0.0`):
+            What a tool call takes from its row's reward; 0.1 in reports.
+        entropy_bonus (`float`, *optional*, defaults to `0.0`):
+            Reward for a mean entropy of ln V nats; 0.2 in reports.
+    """
+
+    # Parameters that switch the four parts
+    dynamic_budget: bool = field(
+        default=True, metadata={"help": "A probe decides how many rows start from the prompt."}
+    )
+    branch_penalty: bool = field(
+        default=True, metadata={"help": "Consecutive forks of a path make the next one less likely."}
+    )
+    entropy_balanced_clipping: bool = field(
+        default=True, metadata={"help": "Tokens clipped at 1+ε_h keep a gradient, rescaled to 1+ε_h."}
+    )
+    entropy_aware_advantage: bool = field(
+        default=True, metadata={"help": "Advantages are weighted by their token's standardized entropy."}
+    )
+
+    # Parameters of the rollout
+    min_initial_rollouts: int | None = field(
+        default=None,
+        metadata={"help": "Rows that start whatever the probe says, least N. If `None`, num_generations // 4."},
+    )
+    budget_beta: float = field(default=0.5, metadata={"help": "β_b, sensitivity of N to the probe's entropies."})
+    probe: str = field(
+        default="trajectory",
+        metadata={
+            "help": "When N is fixed: 'trajectory' (the probe has ended) or 'first_tool' (after its first result)."
+        },
+    )
+    branch_gamma: float = field(default=0.05, metadata={"help": "γ, weight of the branch penalty."})
+
+    # Parameters of the update
+    entropy_advantage_scale: float = field(default=0.2, metadata={"help": "a in Â·(1 + a·z)."})
+
+    # Variants from practice
+    num_probes: int = field(default=1, metadata={"help": "Variant: how many first rows decide N."})
+    stepped_branching: bool = field(
+        default=False, metadata={"help": "Variant: α doubles above 0.9 of the largest entropy, halves below 0.3."}
+    )
+    penalty_shape: str = field(
+        default="linear", metadata={"help": "'linear' (γ·l) or, a variant, 'quadratic' (γ·l²)."}
+    )
+    entropy_advantage_form: str = field(
+        default="linear", metadata={"help": "'linear' (Â·(1 + a·z)) or, a variant, 'sigmoid' (Â·σ(5·H))."}
+    )
+    unclipped_entropy_threshold: float | None = field(
+        default=None, metadata={"help": "Variant: tokens with more entropy, in nats, are not clipped."}
+    )
+    tool_call_kl: bool = field(
+        default=False, metadata={"help": "Variant: the KL term counts on tokens of turns that call tools only."}
+    )
+    kl_half_life: float | None = field(
+        default=None, metadata={"help": "Variant: optimizer steps in which beta halves, with tool_call_kl."}
+    )
+    tool_cost: float = field(default=0.0, metadata={"help": "Variant: what a tool call takes from the reward."})
+    entropy_bonus: float = field(
+        default=0.0, metadata={"help": "Variant: reward for a mean entropy of ln V, in proportion."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        _one_of("probe", self.probe, PROBES)
+        _one_of("penalty_shape", self.penalty_shape, PENALTY_SHAPES)
+        _one_of("entropy_advantage_form", self.entropy_advantage_form, ENTROPY_ADVANTAGES)
+        _one_of("loss_type", self.loss_type, AEPO_LOSS_TYPES)
+        self._check_budget()
+        for name in ("budget_beta", "branch_gamma", "entropy_advantage_scale", "tool_cost", "entropy_bonus"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} ({value}) must be a finite number, at least 0.")
+        if self.unclipped_entropy_threshold is not None and self.entropy_balanced_clipping:
+            raise ValueError(
+                "unclipped_entropy_threshold replaces entropy_balanced_clipping; set entropy_balanced_clipping=False."
+            )
+        if self.tool_call_kl and self.beta == 0:
+            raise ValueError("tool_call_kl needs a KL term; set beta above 0.")
+        if self.kl_half_life is not None and not (self.tool_call_kl and self.kl_half_life > 0):
+            raise ValueError("kl_half_life must be above 0 and goes with tool_call_kl=True.")
+
+    def _check_budget(self) -> None:
+        if self.min_initial_rollouts is None:
+            self.min_initial_rollouts = max(1, self.num_generations // 4)
+        if not 1 <= self.min_initial_rollouts <= self.num_generations:
+            raise ValueError(
+                f"min_initial_rollouts ({self.min_initial_rollouts}) must lie between 1 and num_generations "
+                f"({self.num_generations})."
+            )
+        if not 1 <= self.num_probes <= self.num_generations:
+            raise ValueError(
+                f"num_probes ({self.num_probes}) must lie between 1 and num_generations ({self.num_generations})."
+            )
+        self.min_initial_rollouts = max(self.min_initial_rollouts, self.num_probes)
