@@ -139,14 +139,15 @@ class Row:
             1 where the policy sampled the token, 0 where a tool wrote it.
         logprobs (`list[float]`):
             Sampling log-probabilities in nats, 0.0 where `mask` is 0.
-        owners (`list[int]`):
-            For each token a number of its segment, the same in all rows of the tree that share it.
+        segments (`list[tuple[int, int]]`):
+            Its path: for each segment its number in the tree and its tokens. Rows share a token where they share the
+            segment.
     """
 
     ids: list[int]
     mask: list[int]
     logprobs: list[float]
-    owners: list[int]
+    segments: list[tuple[int, int]]
     messages: list[dict[str, Any]]
     images: list[Any]
 
@@ -223,11 +224,11 @@ class RolloutTree:
                 row.ids.extend(segment.ids)
                 row.mask.extend([int(segment.sampled)] * len(segment.ids))
                 row.logprobs.extend(segment.logprobs if segment.sampled else [0.0] * len(segment.ids))
-                row.owners.extend([number[id(segment)]] * len(segment.ids))
+                row.segments.append((number[id(segment)], len(segment.ids)))
                 row.messages.extend(segment.messages)
                 row.images.extend(segment.images)
             if not row.ids:
-                row.ids, row.mask, row.logprobs, row.owners = [empty_id], [0], [0.0], [len(number)]
+                row.ids, row.mask, row.logprobs = [empty_id], [0], [0.0]
             rows.append(row)
         return rows
 

@@ -1,0 +1,389 @@
+"""`ARPOTrainer`: TRL's `GRPOTrainer` with rollouts that fork."""
+
+import contextlib
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from trl import GRPOTrainer
+from trl.data_utils import is_conversational
+
+from .branching import BranchingOptions
+from .config import ARPOConfig
+from .objectives import hard_attribution, token_identities
+from .prefix_sharing import PrefixSharingMixin
+from .reporting.metrics import combine, engine_shares, token_counts, tree_shares
+from .rollout.dialect import make_dialect
+from .rollout.engine import Engine
+from .rollout.environments import Environments
+from .rollout.sampler import Limits, Prompt, Sampler
+from .rollout.tree import RolloutTree, Row, Trajectory
+from .tools.cache import ToolCache
+from .tools.calling import tool_name, tool_schema
+from .tools.options import ToolOptions
+from .tools.runner import ToolRunner
+from .trl_compat import check_trl, replaced_vllm_generation
+
+
+class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
+    """
+    Trainer for Agentic Reinforced Policy Optimization (ARPO), from the paper [Agentic Reinforced Policy
+    Optimization](https://huggingface.co/papers/2507.19849).
+
+    It is a [`~trl.GRPOTrainer`] whose rows are sampled in trees: after a tool result that made the model uncertain a
+    row may fork. With `branching=False` it is `GRPOTrainer` with tools that run while the model generates.
+
+    Example:
+
+    ```python
+    >>> from arpo_trl import ARPOConfig, ARPOTrainer
+    >>> from arpo_trl.rewards import arpo_reward
+    >>> from datasets import load_dataset
+
+    >>> def search(query: str) -> str:
+    ...     '''Searches the web.
+    ...
+    ...     Args:
+    ...         query: What to look for.
+    ...     '''
+    ...     return my_search_engine(query)
+
+    >>> trainer = ARPOTrainer(
+    ...     model="Qwen/Qwen3-8B",
+    ...     args=ARPOConfig(num_generations=16, use_vllm=True),
+    ...     reward_funcs=arpo_reward,
+    ...     tools=[search],
+    ...     train_dataset=load_dataset("my/questions", split="train"),
+    ... )
+    >>> trainer.train()
+    ```
+
+    Args:
+        args ([`ARPOConfig`], *optional*):
+            Configuration.
+        tools (`list`, *optional*):
+            Typed functions with docstrings, sync or async, or objects with `name`, `schema` and `__call__`; see
+            [`arpo_trl.tools.contract`].
+        tool_options (`Mapping[str, ToolOptions]`, *optional*):
+            Timeout, retries, concurrency and so on of a tool, by its name.
+        tool_cache ([`ToolCache`], *optional*):
+            Where tools whose options ask for it keep their answers.
+        model, reward_funcs, train_dataset, environment_factory, ... :
+            As in [`~trl.GRPOTrainer`].
+
+    Raises:
+        ValueError: For arguments that do not go together; the message says what to change.
+    """
+
+    _tag_names = ["trl", "arpo"]
+    _name = "ARPO"
+    _paper = {
+        "title": "Agentic Reinforced Policy Optimization",
+        "id": "2507.19849",
+        "citation": textwrap.dedent("""\
+            @article{dong2025arpo,
+                title  = {{Agentic Reinforced Policy Optimization}},
+                author = {Guanting Dong and Hangyu Mao and Kai Ma and Licheng Bao and Yifei Chen and Zhongyuan Wang and Zhongxia Chen and Jiazhen Du and Huiyang Wang and Fuzheng Zhang and Guorui Zhou and Yutao Zhu and Ji-Rong Wen and Zhicheng Dou},
+                year   = 2025,
+                eprint = {arXiv:2507.19849},
+            }"""),
+    }
+
+    def __init__(
+        self,
+        model,
+        reward_funcs=None,
+        args: ARPOConfig | None = None,
+        train_dataset=None,
+        *,
+        tools: list[Callable] | None = None,
+        tool_options: Mapping[str, ToolOptions] | None = None,
+        tool_cache: ToolCache | None = None,
+        environment_factory=None,
+        rollout_func=None,
+        **kwargs: Any,
+    ):
+        check_trl()
+        if args is None:
+            args = ARPOConfig()
+        self._check_arguments(args, tools, environment_factory, rollout_func)
+        tools = list(tools or [])
+        replaced = contextlib.nullcontext()
+        if args.use_vllm:
+            engine_kwargs = {"max_num_batched_tokens": args.vllm_max_num_batched_tokens}
+            if args.vllm_max_num_seqs is not None:
+                engine_kwargs["max_num_seqs"] = args.vllm_max_num_seqs
+            replaced = replaced_vllm_generation(
+                enforce_eager=args.vllm_enforce_eager, block_size=args.vllm_block_size, engine_kwargs=engine_kwargs
+            )
+        with replaced:
+            super().__init__(
+                model,
+                reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                # Tagged calls are running text: the template knows nothing of tools.
+                tools=[tool_schema(tool) for tool in tools] if args.dialect == "native" else None,
+                environment_factory=environment_factory,
+                **kwargs,
+            )
+        # TRL binds tools to rows itself only where its own loop calls them; ours are bound by `Environments`.
+        self._standalone_tools = []
+        self._shared_tools = {tool_name(tool): tool for tool in tools}
+        # A row's last id does not tell whether it was cut off, so the mask is made in `_generate`.
+        self._mask_truncated_rows, self.mask_truncated_completions = self.mask_truncated_completions, False
+        self._rollouts = {"train": 0, "eval": 0}
+        self._trees: list[RolloutTree] = []
+        self._rows: list[Row] = []
+        self._tool_runner = ToolRunner(self._shared_tools, tool_options, tool_cache)
+        self._sampler = self._make_sampler(tool_options or {})
+
+    @staticmethod
+    def _check_arguments(args, tools, environment_factory, rollout_func) -> None:
+        if not isinstance(args, ARPOConfig):
+            raise TypeError(
+                f"`args` must be an ARPOConfig, not {type(args).__name__}: it has the options of rollouts."
+            )
+        if rollout_func is not None:
+            raise ValueError("`rollout_func` replaces what ARPOTrainer is for. Remove it, or use TRL's GRPOTrainer.")
+        if args.dialect == "tagged" and environment_factory is not None:
+            raise ValueError("`environment_factory` offers tools by their schema. Use it with dialect='native'.")
+        if args.branching and not (tools or environment_factory):
+            raise ValueError("Rows fork after tool results, but there are no tools. Pass `tools`, or branching=False.")
+        if args.use_vllm and args.vllm_mode != "colocate":
+            raise ValueError(f"vllm_mode={args.vllm_mode!r} is not supported. Use vllm_mode='colocate'.")
+        if args.use_vllm and args.vllm_tensor_parallel_size > 1:
+            raise ValueError("vllm_tensor_parallel_size > 1 is not supported. Use 1.")
+
+    # What the sampler is made of
+
+    def _make_sampler(self, tool_options: Mapping[str, ToolOptions]) -> Sampler:
+        args = self.args
+        self._dialect = make_dialect(
+            args.dialect,
+            self.processing_class,
+            tools=list(self._shared_tools.values()),
+            chat_template=self.chat_template,
+            chat_template_kwargs=self.chat_template_kwargs,
+            stop_token_ids=self.eos_token_ids,
+        )
+        limits = Limits(
+            completion_tokens=self.max_completion_length,
+            tool_turns=self.max_tool_calling_iterations if self._has_tools else sys.maxsize,
+            calls_per_turn=args.max_tool_calls_per_turn,
+            calls_per_tool={
+                name: options.max_calls_per_trajectory
+                for name, options in tool_options.items()
+                if options.max_calls_per_trajectory is not None
+            },
+            result_tokens=args.max_tool_result_length,
+            seconds=args.rollout_timeout,
+        )
+        return Sampler(
+            self._make_engine(),
+            self._dialect,
+            self._tool_runner,
+            limits,
+            branching=self._branching_options() if args.branching else None,
+            num_initial=self._num_initial(),
+            vocab_size=self.model.config.get_text_config().vocab_size,
+            seed=args.seed,
+            lockstep=args.deterministic_rollouts,
+        )
+
+    @property
+    def _has_tools(self) -> bool:
+        return bool(self._shared_tools or self.environment_factories)
+
+    def _branching_options(self) -> BranchingOptions:
+        args = self.args
+        return BranchingOptions(
+            alpha=args.branch_alpha,
+            beta=args.branch_beta,
+            rule=args.branch_rule,
+            threshold=args.branch_threshold,
+            norm=args.entropy_norm,
+            window=args.entropy_window,
+            order=args.fork_order,
+            factor=args.branch_factor,
+        )
+
+    def _num_initial(self) -> int:
+        return self.args.num_initial_rollouts
+
+    def _make_engine(self) -> Engine:
+        if self.use_vllm:
+            return self.vllm_generation.make_engine(self._dialect.stop_token_ids)
+        from .rollout.hf_engine import engine_for_trainer
+
+        return engine_for_trainer(self, self._dialect.stop_token_ids)
+
+    # TRL's contract: prompts in, rows out
+
+    def _generate(self, prompts: list):
+        mode = "train" if self.model.training else "eval"
+        if self.use_vllm and self.state.global_step != self._last_loaded_step:
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
+        began = time.perf_counter()
+        # Evaluation never forks, and its groups may be split over processes: every row is a tree of its own.
+        size = self.num_generations if mode == "train" else 1
+        prompt_ids, images = self._tokenize(prompts, size)
+        groups = self._groups(prompt_ids, images, size)
+        trees = self._trees = self._sampler.run(groups, self._rollouts[mode], training=mode == "train")
+        self._rollouts[mode] += 1
+        for index, (tree, group) in enumerate(zip(trees, groups, strict=True)):
+            self._adopt(tree, group, index * size, prompts, prompt_ids, images)
+        trajectories = self._trajectories()
+        rows = self._rows = [row for tree in trees for row in tree.rows(self._tokenizer.pad_token_id)]
+        if self._mask_truncated_rows:
+            for row, trajectory in zip(rows, trajectories, strict=True):
+                if trajectory.truncated:
+                    row.mask = [0] * len(row.mask)
+
+        if is_conversational({"prompt": prompts[0]}):
+            completions = [row.messages for row in rows]
+        else:
+            completions = self.processing_class.batch_decode([row.ids for row in rows], skip_special_tokens=True)
+        tool_images = [row.images for row in rows]
+        if any(tool_images):
+            images = [(own or []) + new for own, new in zip(images or [None] * len(rows), tool_images, strict=True)]
+        self._log_lengths(mode, prompt_ids)
+        self._log_rollout(mode, time.perf_counter() - began)
+        return (
+            prompt_ids,
+            [row.ids for row in rows],
+            [row.mask for row in rows],
+            completions,
+            [row.logprobs for row in rows] if self.use_vllm else None,
+            {"rollout_info": [rollout_info(trajectory) for trajectory in trajectories]},
+            images,
+            tool_images,
+        )
+
+    def _tokenize(self, prompts: list, size: int) -> tuple[list[list[int]], list | None]:
+        """Token ids and images of every row; those of a group are alike unless environments added something."""
+        if self.environment_factories is not None:
+            prompt_ids, images, _ = self._tokenize_prompts(prompts)
+            return prompt_ids, images
+        prompt_ids, images, _ = self._tokenize_prompts(prompts[::size])
+        repeated = [ids for ids in prompt_ids for _ in range(size)]
+        return repeated, [image for image in images for _ in range(size)] if images else None
+
+    def _groups(self, prompt_ids: list[list[int]], images: list | None, size: int) -> list[Prompt]:
+        first_row = self.accelerator.process_index * len(prompt_ids)
+        groups = []
+        for start in range(0, len(prompt_ids), size):
+            rows = slice(start, start + size)
+            environments = Environments(self._shared_tools, self.environments[rows] if self.environments else None)
+            groups.append(Prompt(prompt_ids[rows], first_row + start, environments, images[rows] if images else None))
+        return groups
+
+    def _adopt(
+        self, tree: RolloutTree, group: Prompt, start: int, prompts: list, prompt_ids: list, images: list | None
+    ) -> None:
+        """TRL resets an environment for every row; a fork has its parent's prompt, images and environment instead."""
+        for trajectory in tree.trajectories:
+            row, source = start + trajectory.slot, start + trajectory.source
+            prompts[row], prompt_ids[row] = prompts[source], prompt_ids[source]
+            if images:
+                images[row] = images[source]
+            if self.environments:
+                self.environments[row] = group.environments.instances[trajectory.slot]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        mode = "train" if self.model.training else "eval"
+        if "importance_sampling_ratio" in output:
+            mask = (output["completion_mask"] * output["tool_mask"]).bool()
+            dropped = (output["importance_sampling_ratio"].expand(mask.shape) == 0) & mask
+            totals = self.accelerator.reduce(torch.stack([dropped.sum(), mask.sum()]).float(), reduction="sum")
+            self._metrics[mode]["sampling/masked_token_frac"].append((totals[0] / totals[1].clamp(min=1)).item())
+        if mode == "train" and self.args.attribution == "hard":
+            identities = token_identities(self._paths(), output["completion_ids"].size(1))
+            output["advantages"] = hard_attribution(output["advantages"], identities.to(output["advantages"].device))
+        return output
+
+    def _paths(self) -> list[list[tuple[int, int]]]:
+        """The path of every row through its tree, with segment numbers that no two trees share."""
+        paths, offset = [], 0
+        rows = iter(self._rows)
+        for tree in self._trees:
+            paths += [[(offset + number, size) for number, size in next(rows).segments] for _ in tree.trajectories]
+            offset += sum(1 for _ in tree.segments())
+        return paths
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        broken = [info["infrastructure_failure"] for info in (row["rollout_info"] for row in inputs)]
+        broken = self.accelerator.gather(torch.tensor(broken, device=rewards.device))
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["rollout/unscored_rows"].append(
+            rewards.isnan().all(dim=1).logical_or(broken).float().mean().item()
+        )
+        rewards[broken] = torch.nan
+        return rewards
+
+    # Metrics
+
+    def _log_lengths(self, mode: str, prompt_ids: list[list[int]]) -> None:
+        """TRL's metrics of completions, where a row counts as cut off by its finish reason."""
+        rows = [
+            (len(ids), sum(row.mask), trajectory.truncated)
+            for ids, row, trajectory in zip(prompt_ids, self._rows, self._trajectories(), strict=True)
+        ]
+        prompt_tokens, lengths, truncated = self.accelerator.gather(
+            torch.tensor(rows, device=self.accelerator.device)
+        ).T
+        if mode == "train":
+            self.state.num_input_tokens_seen += (prompt_tokens.sum() + lengths.sum()).item()
+        metrics = self._metrics[mode]
+        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+        metrics["completions/clipped_ratio"].append(truncated.float().mean().item())
+        terminated = lengths[truncated == 0]
+        for name, values in (("", lengths), ("terminated_", terminated if len(terminated) else torch.zeros(1))):
+            metrics[f"completions/mean_{name}length"].append(values.float().mean().item())
+            metrics[f"completions/min_{name}length"].append(values.float().min().item())
+            metrics[f"completions/max_{name}length"].append(values.float().max().item())
+
+    def _log_rollout(self, mode: str, wall_s: float) -> None:
+        shares = {**tree_shares(self._trees), **engine_shares(self._sampler.engine, wall_s, self._sampler.tool_wait_s)}
+        local = (shares, token_counts(self._trees), self._tool_runner.stats())
+        metrics = combine(*zip(*gather_object([local]), strict=True))
+        if self._has_tools:
+            rows = len(self._rows) * self.accelerator.num_processes
+            calls = [name for name in metrics if name.startswith("tools/") and name.endswith("/calls")]
+            failed = sum(metrics[name.removesuffix("calls") + "failures"] for name in calls)
+            metrics["tools/call_frequency"] = metrics["rollout/tool_calls"] / rows
+            metrics["tools/failure_frequency"] = failed / max(1.0, metrics["rollout/tool_calls"])
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(value)
+
+    def _trajectories(self) -> list[Trajectory]:
+        return [trajectory for tree in self._trees for trajectory in tree.trajectories]
+
+
+def rollout_info(trajectory: Trajectory) -> dict[str, Any]:
+    """What reward functions learn of a row beyond its messages, as the column `rollout_info`.
+
+    Returns:
+        `dict`: `finish_reason` (`str`), `tool_calls` (`dict[str, int]`, calls by tool), `tool_failures` (`int`),
+        `infrastructure_failure` (`bool`: its reward will be `None`), `tool_turns` (`int`), `forked` (`bool`) and
+        `mean_entropy` (`float`, nats, over the watched tokens; `None` where none were).
+    """
+    results = trajectory.results()
+    entropies = [entropy for segment in trajectory.segments() for entropy in segment.entropies]
+    return {
+        "finish_reason": trajectory.finish_reason,
+        "tool_calls": dict(Counter(result.name for result in results)),
+        "tool_failures": sum(result.failure is not None for result in results),
+        "infrastructure_failure": any(result.failure == "infrastructure" for result in results),
+        "tool_turns": trajectory.turns,
+        "forked": trajectory.parent is not None,
+        "mean_entropy": sum(entropies) / len(entropies) if entropies else None,
+    }

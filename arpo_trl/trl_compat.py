@@ -1,0 +1,119 @@
+"""What we touch inside TRL that TRL does not promise to keep, in one list with the version it was read from.
+
+`check_trl` compares the list with the installed TRL; a test runs it, and so does the trainer when it is built, so that
+an upgrade fails with a sentence instead of with wrong numbers.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trl
+from packaging.version import Version
+
+
+READ_FROM = "1.16.0"
+SUPPORTED = (Version("1.16"), Version("1.17"))
+
+# Module → member → parameters it must have, in order. What we override, call or replace.
+TOUCHED: dict[str, dict[str, tuple[str, ...]]] = {
+    "trl.trainer.grpo_trainer": {
+        "GRPOTrainer._generate": ("self", "prompts"),
+        "GRPOTrainer._generate_and_score_completions": ("self", "inputs"),
+        "GRPOTrainer._calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+        "GRPOTrainer._tokenize_prompts": ("self", "prompts"),
+        "GRPOTrainer._compute_loss": ("self", "model", "inputs"),
+        "GRPOTrainer._prepare_inputs": ("self", "generation_batch"),
+        "GRPOTrainer._get_per_token_logps_and_entropies": (
+            *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"),
+            *("compute_aux_loss", "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask"),
+            *("spatial_shapes", "num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids"),
+            "image_position_ids",
+        ),
+        "VLLMGeneration": (
+            *("model", "accelerator", "processing_class", "mode", "structured_outputs_regex", "server_base_url"),
+            *("server_host", "server_port", "server_timeout", "group_port", "tensor_parallel_size"),
+            *("gpu_memory_utilization", "max_model_length", "max_num_seqs", "enable_sleep_mode", "model_impl"),
+            *("trust_remote_code", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
+            *("max_completion_length", "logprobs", "generation_kwargs"),
+        ),
+    },
+    "trl.generation.vllm_generation": {
+        "VLLMGeneration._init_vllm": ("self",),
+        "VLLMGeneration._iter_named_params": ("self",),
+        "VLLMGeneration.sync_weights": ("self",),
+    },
+    "trl.chat_template_utils": {
+        "parse_response": ("tokenizer", "ids", "prefix", "tools"),
+        "get_training_chat_template": ("processing_class",),
+        "add_response_schema": ("processing_class",),
+        "is_chat_template_prefix_preserving": ("processing_class",),
+        "supports_tool_calling": ("processing_class",),
+    },
+    "trl.models": {"unwrap_model_for_generation": ()},
+    "trl.trainer.utils": {
+        "shuffle_sequence_dict": ("seq_dict",),
+        "split_tensor_dict": ("tensor_dict", "num_chunks"),
+        "pad": ("tensors", "padding_value", "padding_side", "pad_to_multiple_of"),
+    },
+}
+
+# Attributes that `GRPOTrainer.__init__` sets and that we read or set.
+ATTRIBUTES = (
+    *("_metrics", "_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer", "_is_vlm", "eos_token_ids"),
+    *("environments", "environment_factories", "_env_tools", "_batch_environments", "_standalone_tools", "tools"),
+    *("max_tool_calling_iterations", "mask_truncated_completions", "vllm_generation", "num_generations_eval"),
+)
+
+
+def check_trl() -> None:
+    """Checks that the installed TRL is one we know.
+
+    Raises:
+        ImportError: If its version is not supported, or a member in `TOUCHED` is gone or takes other parameters; the
+            message names all of them.
+    """
+    installed = Version(trl.__version__)
+    if not SUPPORTED[0] <= installed < SUPPORTED[1]:
+        raise ImportError(
+            f"arpo_trl works with TRL {SUPPORTED[0]} up to, not including, {SUPPORTED[1]}; installed is {installed}. "
+            f'Run `pip install "trl>={SUPPORTED[0]},<{SUPPORTED[1]}"`.'
+        )
+    changed = list(changed_members())
+    if changed:
+        raise ImportError(
+            f"TRL {installed} differs from {READ_FROM}, which arpo_trl was written for: {'; '.join(changed)}. "
+            f"Run `pip install trl=={READ_FROM}`."
+        )
+
+
+def changed_members() -> Iterator[str]:
+    """What differs between `TOUCHED` and the installed TRL, in words."""
+    for module_name, members in TOUCHED.items():
+        module = importlib.import_module(module_name)
+        for member, expected in members.items():
+            try:
+                found = functools.reduce(getattr, member.split("."), module)
+            except AttributeError:
+                yield f"{module_name}.{member} is gone"
+                continue
+            parameters = tuple(inspect.signature(inspect.unwrap(found)).parameters)
+            if expected and parameters[: len(expected)] != expected:
+                yield f"{module_name}.{member} takes ({', '.join(parameters)})"
+
+
+@contextmanager
+def replaced_vllm_generation(**options) -> Iterator[None]:
+    """Lets `GRPOTrainer.__init__`, which offers no way to choose, build our `VLLMGeneration` with `options`."""
+    from trl.trainer import grpo_trainer
+
+    from .vllm_generation import ARPOVLLMGeneration
+
+    original = grpo_trainer.VLLMGeneration
+    grpo_trainer.VLLMGeneration = functools.partial(ARPOVLLMGeneration, **options)
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = original
