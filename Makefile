@@ -22,6 +22,8 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export VLLM_ENABLE_V1_MULTIPROCESSING ?= 0
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 export VLLM_CPU_OMP_THREADS_BIND ?= nobind
+# vLLM compiles a few small functions for the CPU with the C++ compiler, if there is one.
+export TORCH_COMPILE_DISABLE ?= $(if $(shell command -v $(CXX)),0,1)
 # Nothing below needs the Hub or reports to anyone.
 demo test test-slow bench: export HF_HUB_OFFLINE ?= 1
 demo test test-slow bench: export WANDB_MODE ?= offline
