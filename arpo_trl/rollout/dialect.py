@@ -1,9 +1,28 @@
 """How a tool call and its result look as tokens: the native one of the chat template, and ARPO's tags."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
 from ..tools.contract import ToolCall, ToolResult
+
+
+class ResultTooLong(ValueError):
+    """Not even the frame around a tool result fits into the room that is left, so the trajectory ends here.
+
+    Args:
+        needed (`int`):
+            Tokens of the shortest form the results have.
+        room (`int`):
+            Tokens that were allowed.
+    """
+
+    def __init__(self, needed: int, room: int):
+        super().__init__(f"The shortest form of the tool results has {needed} tokens, but there is room for {room}.")
+        self.needed = needed
+        self.room = room
 
 
 @dataclass(slots=True)
@@ -38,16 +57,67 @@ class Dialect(Protocol):
 
     stop_token_ids: frozenset[int]
 
-    def closes_turn(self, ids: list[int], new: int) -> bool:
+    def closes_turn(self, ids: Sequence[int], new: int) -> bool:
         """Whether the turn `ids` is complete though no stop token came (a closing tag); only the last `new` ids are
         new since the last call. Called for every event: cheap where nothing closes."""
 
     def read(self, ids: list[int], finish_reason: str, tools: list) -> Turn:
         """Reads a sampled turn. A turn cut off by `"length"` has no calls. Never raises."""
 
-    def result_ids(self, turn_ids: list[int], calls: list[ToolCall], results: list[ToolResult]) -> list[int]:
+    def result_ids(
+        self,
+        turn_ids: list[int],
+        calls: list[ToolCall],
+        results: list[ToolResult],
+        max_tokens: int | None = None,
+    ) -> list[int]:
         """Token ids that follow `turn_ids` for these results, up to and including the opening of the next assistant
-        turn. No special token comes from a result's text, no BOS in mid-sequence."""
+        turn. No special token comes from a result's text, no BOS in mid-sequence.
+
+        At most `max_tokens` ids come back: longer results keep head and tail, say in between how many tokens are
+        left out, and share the room. Raises [`ResultTooLong`] where that does not fit either."""
 
     def result_messages(self, results: list[ToolResult]) -> list[dict[str, Any]]:
         """The results as `tool` messages, in order, for reward functions and logs."""
+
+
+def make_dialect(
+    name: str,
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
+    tools: Iterable[Callable],
+    chat_template: str | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    stop_token_ids: Iterable[int] | int | None = None,
+) -> Dialect:
+    """Makes the dialect called `name`.
+
+    Args:
+        name (`str`):
+            `"native"`: the chat template's own tool calling; `"tagged"`: ARPO's tags.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`]):
+            Tokenizer or processor of the model.
+        tools (`Iterable[Callable]`):
+            The tools of every prompt. Without tools a template that knows none will do.
+        chat_template (`str`, *optional*):
+            Native dialect only: template in place of the tokenizer's.
+        chat_template_kwargs (`dict[str, Any]`, *optional*):
+            Native dialect only: passed to the template.
+        stop_token_ids (`int` or `Iterable[int]`, *optional*):
+            Tokens that end a turn besides the tokenizer's EOS: `model.generation_config.eos_token_id`.
+
+    Raises:
+        `ValueError`: for an unknown name, and for tools that the template or the dialect cannot offer.
+    """
+    # The dialects import the contract above.
+    from .dialects import NativeDialect, PlainDialect, TaggedDialect, can_call_tools
+
+    tools = list(tools)
+    tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
+    stops = [stop_token_ids] if isinstance(stop_token_ids, int) else list(stop_token_ids or ())
+    if name == "tagged":
+        return TaggedDialect(tokenizer, tools, stops)
+    if name != "native":
+        raise ValueError(f"There is no dialect {name!r}: choose 'native' or 'tagged'.")
+    if not tools and not can_call_tools(processing_class):
+        return PlainDialect(tokenizer, stops)
+    return NativeDialect(processing_class, tools, chat_template, chat_template_kwargs, stops)
