@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..tools.calling import tool_schema
 from .repair import repair_row
 from .schema import read_row
 from .system_prompt import build_system_prompt
@@ -88,12 +89,12 @@ def load_prompts(
     if unanswered:
         logger.warning("%d of %d rows have no accepted answer; rewards leave them out.", unanswered, len(dataset))
     dataset = with_system_prompt(dataset, dialect, tools, system_prompt)
+    in_template = tools if dialect == "native" else ()
     if tokenizer is not None and max_prompt_length is not None:
-        dataset, _ = drop_overlong(dataset, tokenizer, max_prompt_length, tools, overlong)
+        dataset, _ = drop_overlong(dataset, tokenizer, max_prompt_length, in_template, overlong)
     if tokenizer is not None:
-        for number, text in enumerate(
-            render_prompts(dataset.select(range(min(num_examples, len(dataset)))), tokenizer, tools)
-        ):
+        shown = dataset.select(range(min(num_examples, len(dataset))))
+        for number, text in enumerate(render_prompts(shown, tokenizer, in_template)):
             logger.info("Prompt %d of %d as the model sees it:\n%s", number + 1, len(dataset), text)
     return dataset
 
@@ -166,7 +167,7 @@ def render_prompts(
     return [
         tokenizer.apply_chat_template(
             [{key: value for key, value in message.items() if value is not None} for message in prompt],
-            tools=[getattr(tool, "schema", tool) for tool in tools] or None,
+            tools=[tool_schema(tool) for tool in tools] or None,
             add_generation_prompt=True,
             tokenize=False,
         )

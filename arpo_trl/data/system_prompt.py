@@ -1,9 +1,10 @@
 """System prompts that tell a model the dialect it is to speak. The texts lie in `system_prompts/`."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+from ..tools.calling import tool_name, tool_schema
 
 
 _FOLDER = Path(__file__).with_name("system_prompts")
@@ -40,15 +41,10 @@ def build_system_prompt(
     return text.replace("{example}", _example([tool_name(tool) for tool in tools]))
 
 
-def tool_name(tool: Callable[..., Any]) -> str:
-    """A tool's name: its own `name`, else that of the function."""
-    return getattr(tool, "name", None) or getattr(tool, "__name__", type(tool).__name__)
-
-
 def _describe(tool: Callable[..., Any]) -> str:
     name = tool_name(tool)
-    schema = getattr(tool, "schema", None) or {}
-    description = schema.get("function", schema).get("description") or inspect.getdoc(tool) or ""
+    schema = tool_schema(tool)
+    description = schema.get("function", schema).get("description") or ""
     summary = " ".join(description.partition("\n\n")[0].split())
     return f"- <{name}> {_argument(name)} </{name}>" + (f": {summary}" if summary else "")
 

@@ -4,6 +4,7 @@ first, then accuracy, then a bonus for using several tools.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -26,9 +27,10 @@ def tagged_format_error(completion: str | list[dict[str, Any]], require_thinking
     r"""
     What is wrong with the form of a row in the tagged dialect, or `None`.
 
-    Right are: tags that close in order and do not nest, one `<think>` block or more, no `<result>` written by the
-    policy, exactly one `<answer>` block, in the last turn, which holds a `\boxed{}` that is not empty, and no text
-    after it. In a plain text (without messages) results may stand in the text.
+    Right are: tags that are closed in order, calls inside or outside of `<think>`, one `<think>` block or more, no
+    `<result>` written by the policy, exactly one `<answer>` block, in the last turn and outside of `<think>`, which
+    holds a `\boxed{}` that is not empty, and no text after it. What stands inside a call or the answer is not looked
+    at. In a plain text (without messages) results may stand in the text.
 
     Args:
         completion (`str` or `list[dict]`):
@@ -39,28 +41,32 @@ def tagged_format_error(completion: str | list[dict[str, Any]], require_thinking
     turns = assistant_turns(completion)
     if not turns or not final_turn(completion):
         return "no final turn"
-    thinking = 0
-    for position, turn in enumerate(turns):
-        opened = None
-        for closing, name in _TAG.findall(turn):
-            if name not in ("think", "answer", "result", "search", "python", "calculator"):
-                continue
-            if name == "result" and not isinstance(completion, str):
-                return "a <result> that no tool wrote"
-            if closing and opened != name:
-                return f"</{name}> without <{name}>"
-            if not closing and opened is not None:
-                return f"<{name}> inside <{opened}>"
-            opened = None if closing else name
-            thinking += closing == "" and name == "think"
-            if name == "answer" and position < len(turns) - 1:
-                return "<answer> before the last turn"
-        if opened is not None:
-            return f"<{opened}> is not closed"
-    if require_thinking and not thinking:
+    tools = {"search", "python", "calculator", *tools_used(completion)}
+    opened: list[str] = []
+    seen = Counter()
+    for closing, name in _TAG.findall("\n".join(turns)):
+        inside = opened[-1] if opened else None
+        if inside is not None and inside != "think" and name != inside:
+            continue
+        if name == "result" and not isinstance(completion, str):
+            return "a <result> that no tool wrote"
+        if name not in tools and name not in ("think", "answer", "result"):
+            continue
+        if closing and inside != name:
+            return f"</{name}> without <{name}>"
+        if closing:
+            opened.pop()
+            continue
+        if inside is not None and name in ("think", "answer", inside):
+            return f"<{name}> inside <{inside}>"
+        opened.append(name)
+        seen[name] += 1
+    if opened:
+        return f"<{opened[-1]}> is not closed"
+    if require_thinking and not seen["think"]:
         return "no <think>"
-    if turns[-1].count("<answer>") != 1:
-        return "not exactly one <answer>"
+    if seen["answer"] != 1 or "<answer>" not in turns[-1]:
+        return "not exactly one <answer>, in the last turn"
     if turns[-1].rpartition("</answer>")[2].strip():
         return "text after </answer>"
     return None if extract_boxed(extract_tagged(turns[-1])) else r"no \boxed{} in <answer>"

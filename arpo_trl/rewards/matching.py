@@ -26,7 +26,21 @@ _CLOSED = {"yes", "no", "noanswer"}
 _PUNCTUATION = set(string.punctuation) | set("，。、；：？！“”‘’（）《》「」『』…·–—")
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CHUNK = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
-_ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
+_ORDINALS = [
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+]
+_BASE = re.compile(r"([\dA-F]+)\s*_\s*\{?(\d+)\}?")
 _CHOICE = re.compile(r"\(?([A-Za-z])(?:\)|[.:、](?=\s|$)|$)")
 _MATH_WORDS = re.compile(
     r"\\[A-Za-z]+|(?<![A-Za-z])(?:sqrt|sin|cos|tan|log|ln|exp|pi|infty|inf|mod|gcd|lcm|frac|cup|cap|in|or|and)(?![A-Za-z])"
@@ -49,7 +63,7 @@ def normalize_tokens(text: str) -> list[str]:
     Returns:
         `list[str]`: the tokens. Articles are kept where nothing else would be left ("A", "The The").
     """
-    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not "\u0300" <= c <= "\u036f")
+    text = "".join(c for c in unicodedata.normalize("NFKD", " ".join(text.split())) if not "\u0300" <= c <= "\u036f")
     text = re.sub(r"\s*(?:%|\bper ?cent\b)", "% ", text.casefold().replace("−", "-").replace("–", "-"))
     tokens: list[str] = []
     for chunk in _CHUNK.findall(text):
@@ -113,7 +127,7 @@ def answer_kind(text: str) -> Kind:
     if not _MATH.fullmatch(skeleton) or re.search(r"[A-Za-z]{2,}", skeleton):
         return "text"
     is_expression = re.search(r"[\^_=<>≤≥∞π√∪∩∈±×÷]|[\dA-Za-z)\]}]\s*[+*/-]\s*[\dA-Za-z(\\{]|\d[a-z]\b", plain)
-    is_list = re.search(r"\d\s*[,;]\s*[-\d]|[\[({].*,.*[\])}]", plain)
+    is_list = re.search(r"\d\s*[,;]\s*[-\d]", plain) or (plain[0] in "[({" and plain[-1] in "])}" and "," in plain)
     return "math" if is_expression or is_list else "text"
 
 
@@ -140,8 +154,11 @@ def compare(prediction: str, gold: str) -> float | None:
     if "math" in (predicted_kind, gold_kind):
         if simplify_latex(prediction).replace(" ", "") == simplify_latex(gold).replace(" ", ""):
             return 1.0
+        based = _BASE.fullmatch(simplify_latex(prediction)), _BASE.fullmatch(simplify_latex(gold))
+        if all(based):
+            return float(based[0].groups() == based[1].groups())
         if gold_kind != "text":
-            return None
+            return None if len(prediction) <= _MAX_MATH_CHARS else 0.0
     prediction, gold = simplify_latex(prediction), simplify_latex(gold)
     predicted_number, gold_number = parse_quantity(prediction), _gold_quantity(gold, gold_kind)
     if predicted_number is not None and gold_number is not None:
@@ -171,4 +188,10 @@ def accepted_answers(ground_truth: object) -> list[str]:
         return []
     if isinstance(ground_truth, str) or not isinstance(ground_truth, Sequence):
         ground_truth = [ground_truth]
-    return [str(answer).strip() for answer in ground_truth if answer is not None and str(answer).strip()]
+    return [text for text in map(_answer_text, ground_truth) if text]
+
+
+def _answer_text(answer: object) -> str:
+    if answer is None or (isinstance(answer, int) and answer.bit_length() > MAX_ANSWER_CHARS):
+        return ""
+    return str(answer).strip()

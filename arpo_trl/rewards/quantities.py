@@ -12,10 +12,33 @@ _MAX_DIGITS = 200
 _MINUS = dict.fromkeys(map(ord, "−‐‑‒–—﹣－"), "-")
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _MAGNITUDES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "万": 10**4, "亿": 10**8}
-_MONTHS = (
-    "january february march april may june july august september october november december".split()
-    + "jan feb mar apr may jun jul aug sep oct nov dec".split()
-)  # a month's number is its position modulo 12
+_MONTHS = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+] + [
+    "jan",
+    "feb",
+    "mar",
+    "apr",
+    "may",
+    "jun",
+    "jul",
+    "aug",
+    "sep",
+    "oct",
+    "nov",
+    "dec",
+]  # a month's number is its position modulo 12
 _UNITS = {
     alias: names.split()[0]
     for names in (
@@ -62,10 +85,33 @@ _UNITS = {
 _WORDS = {
     word: value
     for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen eighteen nineteen".split()
+        [
+            "zero",
+            "one",
+            "two",
+            "three",
+            "four",
+            "five",
+            "six",
+            "seven",
+            "eight",
+            "nine",
+            "ten",
+            "eleven",
+            "twelve",
+            "thirteen",
+            "fourteen",
+            "fifteen",
+            "sixteen",
+            "seventeen",
+            "eighteen",
+            "nineteen",
+        ]
     )
-} | {word: 10 * (i + 2) for i, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())}
+} | {
+    word: 10 * (i + 2)
+    for i, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"])
+}
 
 _PREFIX = re.compile(
     r"(?:(?P<name>[A-Za-z](?:_\w)?)\s*=\s*)?(?:(?:about|approximately|approx\.?|roughly|≈)\s*)?"
@@ -109,7 +155,7 @@ class Quantity:
 
 def simplify_latex(text: str) -> str:
     r"""Takes off what only sets the type: `$`, `\left`, `\text{}`, `\,`, `\dfrac`, degree signs, odd minus signs."""
-    text = text.translate(_MINUS)
+    text = " ".join(text.translate(_MINUS).split())
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda run: "^" + run[0].translate(_SUPERSCRIPT), text)
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
     text = unicodedata.normalize("NFKC", text).replace("⁄", "/").strip()

@@ -9,8 +9,20 @@ from typing import Any
 
 # Module of this package and attribute; imported when asked for, so that a recipe pays only for what it names.
 REWARDS: dict[str, str] = {
-    "arpo_reward": "arpo",
+    "arpo_reward": "arpo.arpo_reward",
+    "entropy_bonus_reward": "shaping.entropy_bonus_reward",
+    "exact_match_reward": "qa.exact_match_reward",
+    "f1_reward": "qa.f1_reward",
+    "llm_judge": "judge.LLMJudge",
+    "math_reward": "qa.math_reward",
+    "native_format_reward": "formats.native_format_reward",
+    "overlong_penalty": "shaping.overlong_penalty",
+    "tagged_format_reward": "formats.tagged_format_reward",
+    "tool_cost_reward": "shaping.tool_cost_reward",
 }
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def resolve_rewards(
@@ -23,14 +35,15 @@ def resolve_rewards(
         names (`Sequence[str]`):
             Names of this package's rewards (the keys of `REWARDS`) or dotted paths (`"my_package.rewards.my_reward"`).
         kwargs (`Mapping[str, Mapping[str, Any]]`, *optional*):
-            Keyword arguments by entry of `names`. A function gets them at each call; a class is made with them.
+            Keyword arguments by entry of `names`. A function gets them at each call; a class is made with them, and its
+            instance is the reward.
 
     Returns:
         `list[Callable]`: one function a name, in order. Weights belong to `reward_weights` of the training arguments.
 
     Raises:
-        `ValueError`: a name that is not known, arguments for a reward that is not in `names`, or an argument that the
-        reward does not take.
+        `ValueError`: a name that is not known, arguments for a reward that is not in `names`, an argument that the
+        reward does not take, or one that it needs and was not given.
     """
     kwargs = kwargs or {}
     unused = set(kwargs) - set(names)
@@ -42,10 +55,9 @@ def resolve_rewards(
 
 
 def _load(name: str) -> Any:
-    module_name, _, attribute = name.rpartition(".")
-    if name in REWARDS:
-        module_name, attribute = f"{__package__}.{REWARDS[name]}", name
-    elif not module_name:
+    path = f"{__package__}.{REWARDS[name]}" if name in REWARDS else name
+    module_name, _, attribute = path.rpartition(".")
+    if not module_name:
         raise ValueError(f"There is no reward {name!r}; use one of {sorted(REWARDS)} or a dotted path to a function.")
     try:
         return getattr(importlib.import_module(module_name), attribute)
@@ -55,12 +67,24 @@ def _load(name: str) -> Any:
 
 def _configured(name: str, reward: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     if not callable(reward):
-        raise ValueError(f"The reward {name!r} is not a function; name a function or a class.")
+        raise ValueError(f"The reward {name!r} is a {type(reward).__name__}; name a function or a class.")
     parameters = inspect.signature(reward).parameters
     catch_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [key for key in kwargs if key not in parameters]
     if unknown and (name in REWARDS or not catch_all):
-        raise ValueError(f"The reward {name!r} takes no argument {unknown[0]!r}; it takes {sorted(parameters)}.")
-    if inspect.isclass(reward):
+        options = [p.name for p in parameters.values() if p.default is not p.empty or p.kind is p.KEYWORD_ONLY]
+        raise ValueError(f"The reward {name!r} takes no argument {unknown[0]!r}; it takes {options}.")
+    is_class = inspect.isclass(reward)
+    missing = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty
+        and p.name not in kwargs
+        and p.kind in _NAMED
+        and (is_class or p.kind is p.KEYWORD_ONLY)
+    ]
+    if missing:
+        raise ValueError(f"The reward {name!r} needs the arguments {missing}; give them in the recipe.")
+    if is_class:
         return reward(**kwargs)
     return functools.partial(reward, **kwargs) if kwargs else reward
