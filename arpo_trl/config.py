@@ -364,10 +364,9 @@ class AEPOConfig(ARPOConfig):
             Whether the KL term of `beta` counts on tokens of turns that call tools only.
         kl_half_life (`float`, *optional*):
             Optimizer steps in which `beta` halves, with `tool_call_kl`. If `None`, it stays.
-        tool_cost (`float`, *optional*, defaults to `0.0`):
-            What a tool call takes from its row's reward; 0.1 in reports.
-        entropy_bonus (`float`, *optional*, defaults to `0.0`):
-            Reward for a mean entropy of ln V nats; 0.2 in reports.
+
+    Reward shaping by tool cost or entropy, two variants more, are reward functions: `tool_cost_reward` and
+    `entropy_bonus_reward`.
     """
 
     # Parameters that switch the four parts
@@ -421,10 +420,6 @@ class AEPOConfig(ARPOConfig):
     kl_half_life: float | None = field(
         default=None, metadata={"help": "Variant: optimizer steps in which beta halves, with tool_call_kl."}
     )
-    tool_cost: float = field(default=0.0, metadata={"help": "Variant: what a tool call takes from the reward."})
-    entropy_bonus: float = field(
-        default=0.0, metadata={"help": "Variant: reward for a mean entropy of ln V, in proportion."}
-    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -433,7 +428,7 @@ class AEPOConfig(ARPOConfig):
         _one_of("entropy_advantage_form", self.entropy_advantage_form, ENTROPY_ADVANTAGES)
         _one_of("loss_type", self.loss_type, AEPO_LOSS_TYPES)
         self._check_budget()
-        for name in ("budget_beta", "branch_gamma", "entropy_advantage_scale", "tool_cost", "entropy_bonus"):
+        for name in ("budget_beta", "branch_gamma", "entropy_advantage_scale"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} ({value}) must be a finite number, at least 0.")

@@ -298,27 +298,3 @@ def decayed_beta(beta: float, step: int, half_life: float | None) -> float:
             Optimizer steps after which β has halved.
     """
     return beta if half_life is None else beta * 0.5 ** (step / half_life)
-
-
-def shaped_rewards(
-    rewards: torch.Tensor,
-    tool_calls: torch.Tensor,
-    entropies: torch.Tensor,
-    tool_cost: float = 0.1,
-    entropy_bonus: float = 0.2,
-) -> torch.Tensor:
-    """A variant from practice, in neither paper: R − c·(tool calls) + b·H̄.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(B,)`):
-            R; NaN, a row nobody could score, stays NaN.
-        tool_calls (`torch.Tensor` of shape `(B,)`):
-            Calls on each row's path, shared ones included.
-        entropies (`torch.Tensor` of shape `(B,)`):
-            H̄, mean entropy of each row's watched tokens as a share of the largest possible (norm `"mean"`).
-        tool_cost (`float`, *optional*, defaults to `0.1`):
-            c.
-        entropy_bonus (`float`, *optional*, defaults to `0.2`):
-            b.
-    """
-    return rewards - tool_cost * tool_calls + entropy_bonus * entropies

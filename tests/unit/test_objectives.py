@@ -318,7 +318,7 @@ def test_sigmoid_entropy_advantage():
     assert weighted[0].tolist() == pytest.approx([1.0, 2 / (1 + math.exp(-2.0)), 0.0])
 
 
-# KL scope, reward shaping
+# KL scope
 
 
 def test_scoped_kl_by_hand():
@@ -342,12 +342,6 @@ def test_decayed_beta():
     assert o.decayed_beta(0.04, 50, 50) == pytest.approx(0.02)
     assert o.decayed_beta(0.04, 150, 50) == pytest.approx(0.005)
     assert o.decayed_beta(0.04, 150, None) == 0.04
-
-
-def test_shaped_rewards():
-    shaped = o.shaped_rewards(tensor(1.0, 0.5, float("nan")), tensor(3.0, 0.0, 1.0), tensor(0.5, 0.0, 0.1))
-    assert shaped[:2].tolist() == pytest.approx([1.0 - 0.3 + 0.1, 0.5])
-    assert shaped[2].isnan()
 
 
 # Degenerate batches, all parts together
