@@ -356,11 +356,10 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
         local = (shares, token_counts(self._trees), self._tool_runner.stats())
         metrics = combine(*zip(*gather_object([local]), strict=True))
         if self._has_tools:
+            failures = sum(value for name, value in metrics.items() if name.endswith("/failures"))
             rows = len(self._rows) * self.accelerator.num_processes
-            calls = [name for name in metrics if name.startswith("tools/") and name.endswith("/calls")]
-            failed = sum(metrics[name.removesuffix("calls") + "failures"] for name in calls)
             metrics["tools/call_frequency"] = metrics["rollout/tool_calls"] / rows
-            metrics["tools/failure_frequency"] = failed / max(1.0, metrics["rollout/tool_calls"])
+            metrics["tools/failure_frequency"] = failures / max(1.0, metrics["rollout/tool_calls"])
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
 

@@ -39,7 +39,6 @@ def token_counts(trees: Iterable[RolloutTree]) -> dict[str, float]:
     return {
         "rollout/tokens_sampled": sum(tree.tokens_sampled() for tree in trees),
         "rollout/tokens_shared": sum(tree.tokens_shared() for tree in trees),
-        "rollout/tool_calls": sum(len(segment.results) for tree in trees for segment in tree.segments()),
     }
 
 
@@ -76,6 +75,8 @@ def combine(
             metrics[name] = sum(share[name].amount for share in shares) / of
     for name in counts[0]:
         metrics[name] = float(sum(count[name] for count in counts))
+    # Calls as executed: what rows share counts once, what did not fit into a row counts too.
+    metrics["rollout/tool_calls"] = float(sum(s.calls for stats in tools for s in stats.values()))
     for name in sorted({name for stats in tools for name in stats}):
         of_tool = [stats[name] for stats in tools if name in stats]
         calls = sum(s.calls for s in of_tool)

@@ -1,0 +1,188 @@
+"""What the training scripts share: from the arguments of a recipe to the arguments of a trainer."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, ScriptArguments
+
+
+@dataclass
+class ARPOScriptArguments(ScriptArguments):
+    """
+    Arguments of the training scripts beside those of the trainer and the model.
+
+    Args:
+        eval_dataset_name (`str`, *optional*):
+            Prompts to evaluate on, as `dataset_name`. If `None`, `dataset_test_split` of `dataset_name`.
+        max_train_samples, max_eval_samples (`int`, *optional*):
+            Use the first so many prompts.
+        max_prompt_length (`int`, *optional*):
+            Longest rendered prompt in tokens; longer ones are left out, and counted, before training.
+        system_prompt (`str`, *optional*):
+            Path of a template, `"native"`, `"tagged"` or `"none"`. If `None`, prompts keep their own system message and
+            get the dialect's where they have none.
+        reward_funcs (`list[str]`, *optional*, defaults to `["arpo_reward"]`):
+            Names of rewards in `arpo_trl.rewards`, or dotted paths.
+        reward_kwargs (`dict`, *optional*):
+            Keyword arguments by reward function.
+        tools (`list`, *optional*):
+            Names, dotted paths, or mappings with options; see `arpo_trl.tools.registry`.
+        tool_cache_dir (`str`, *optional*):
+            Folder of the cache, for tools whose `cache` option is not `"off"`.
+        environment_factory (`str`, *optional*):
+            Dotted path of a TRL environment factory.
+        packaged_model (`bool`, *optional*, defaults to `False`):
+            Where the Hub cannot be reached, take `model_name_or_path` from the Python package that carries it.
+    """
+
+    eval_dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "Prompts to evaluate on (file or Hub). If `None`, `dataset_test_split` of `dataset_name`."},
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many prompts."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first so many prompts."})
+    max_prompt_length: int | None = field(
+        default=None, metadata={"help": "Longest rendered prompt in tokens; longer ones are left out and counted."}
+    )
+    system_prompt: str | None = field(
+        default=None,
+        metadata={
+            "help": "Path of a template, 'native', 'tagged' or 'none'. If `None`, prompts keep their own system message."
+        },
+    )
+    reward_funcs: list[str] = field(
+        default_factory=lambda: ["arpo_reward"],
+        metadata={"help": "Names of rewards in `arpo_trl.rewards`, or dotted paths ('my_lib.rewards.my_reward')."},
+    )
+    reward_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Keyword arguments by reward function, a mapping (JSON on the command line)."}
+    )
+    tools: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Names or dotted paths of tools; in YAML, or as JSON, also mappings with options."},
+    )
+    tool_cache_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the tool cache, for tools whose `cache` option is not 'off'."}
+    )
+    environment_factory: str | None = field(
+        default=None, metadata={"help": "Dotted path of a TRL environment factory."}
+    )
+    packaged_model: bool = field(
+        default=False,
+        metadata={"help": "Without the Hub, take `model_name_or_path` from the Python package that carries it."},
+    )
+
+    def __post_init__(self):
+        if isinstance(self.reward_kwargs, str):
+            self.reward_kwargs = json.loads(self.reward_kwargs)
+
+
+def trainer_arguments(
+    script_args: ARPOScriptArguments,
+    training_args: GRPOConfig,
+    model_args: ModelConfig,
+    dataset_args: DatasetMixtureConfig,
+    dialect: str,
+) -> dict[str, Any]:
+    """Loads what a recipe names, cheap things first, so that a mistake shows before a model is loaded.
+
+    Args:
+        dialect (`str`):
+            How tool calls look, for prompts without a system message.
+
+    Returns:
+        `dict[str, Any]`: Keyword arguments of the trainer.
+
+    Raises:
+        ValueError, FileNotFoundError, InfrastructureError: With what to change in the recipe.
+    """
+    from transformers import AutoTokenizer
+    from trl import get_peft_config, get_quantization_config
+
+    from .data.loading import load_prompts
+    from .packaged_models import resolve_model
+    from .rewards.registry import resolve_rewards
+    from .tools.cache import ToolCache
+    from .tools.registry import load_object, resolve_tools
+
+    sys.path.insert(0, os.getcwd())  # dotted paths into the user's own folder
+    reward_funcs = resolve_rewards(script_args.reward_funcs, script_args.reward_kwargs)
+    tools = resolve_tools(script_args.tools)
+    tools.preflight()
+    environment_factory = load_object(script_args.environment_factory) if script_args.environment_factory else None
+    cache = ToolCache(script_args.tool_cache_dir) if script_args.tool_cache_dir else None
+
+    model = resolve_model(model_args.model_name_or_path, packaged=script_args.packaged_model)
+    tokenizer = AutoTokenizer.from_pretrained(
+        model, revision=model_args.model_revision, trust_remote_code=training_args.trust_remote_code
+    )
+    prompts = {
+        "name": script_args.dataset_config,
+        "dialect": dialect,
+        "tools": tools.tools,
+        "system_prompt": script_args.system_prompt,
+        "tokenizer": tokenizer,
+        "max_prompt_length": script_args.max_prompt_length,
+    }
+    source = dataset_args if dataset_args.datasets else script_args.dataset_name
+    if source is None:
+        raise ValueError("Either `dataset_name` or `datasets` must be given.")
+    train = load_prompts(source, script_args.dataset_train_split, limit=script_args.max_train_samples, **prompts)
+    evaluation = None
+    if training_args.eval_strategy != "no" or training_args.eval_on_start:
+        evaluation = load_prompts(
+            script_args.eval_dataset_name or source,
+            script_args.dataset_test_split,
+            limit=script_args.max_eval_samples,
+            **prompts,
+        )
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(training_args.model_init_kwargs or {}),
+    }
+    return {
+        "model": model,
+        "reward_funcs": reward_funcs,
+        "args": training_args,
+        "train_dataset": train,
+        "eval_dataset": evaluation,
+        "tools": tools.tools,
+        "tool_options": tools.options,
+        "tool_cache": cache,
+        "environment_factory": environment_factory,
+        "quantization_config": get_quantization_config(model_args),
+        "peft_config": get_peft_config(model_args),
+    }
+
+
+@contextmanager
+def one_sentence_errors() -> Iterator[None]:
+    """Ends the program with the message of an error a user can mend, instead of with a stack trace.
+
+    Set `ARPO_TRL_TRACEBACK=1` to see where it came from.
+    """
+    from .tools.contract import InfrastructureError
+
+    try:
+        yield
+    except (ValueError, TypeError, ImportError, OSError, InfrastructureError) as error:
+        if os.environ.get("ARPO_TRL_TRACEBACK") == "1":
+            raise
+        sys.exit(f"error: {error}")
+
+
+def finish(trainer, script_args: ARPOScriptArguments, training_args: GRPOConfig) -> None:
+    """Saves the trained model, and pushes it where the recipe says so."""
+    trainer.save_model(training_args.output_dir)
+    trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+        trainer.accelerator.print(f"Model pushed to https://huggingface.co/{trainer.hub_model_id}.")
