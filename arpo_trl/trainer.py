@@ -128,10 +128,14 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
                 args=args,
                 train_dataset=train_dataset,
                 # Tagged calls are running text: the template knows nothing of tools.
-                tools=[tool_schema(tool) for tool in tools] if args.dialect == "native" else None,
+                tools=tools if args.dialect == "native" else None,
                 environment_factory=environment_factory,
                 **kwargs,
             )
+        # TRL only renders them from here on: as the schemas our tools declare, without arguments the runner fills in.
+        self.tools = [tool_schema(tool) for tool in self.tools]
+        if self.environment_factories is not None:
+            self._env_tools = {name: [tool_schema(tool) for tool in own] for name, own in self._env_tools.items()}
         # TRL binds tools to rows itself only where its own loop calls them; ours are bound by `Environments`.
         self._standalone_tools = []
         self._shared_tools = {tool_name(tool): tool for tool in tools}
