@@ -91,8 +91,11 @@ class Group:
 
     def watch(self, trajectory: Trajectory) -> int:
         """How many first tokens of the row's next turn are to be watched."""
-        wanted = self.options is not None and trajectory.can_fork and (self.tree.missing or not trajectory.turns)
-        return self.options.window if wanted else 0
+        if self.options is None or not trajectory.can_fork:
+            return 0
+        # A fork does not decide again on the step that it comes from.
+        seen = self._observed.get(trajectory.slot, -1) >= trajectory.turns
+        return self.options.window if not seen and (self.tree.missing or not trajectory.turns) else 0
 
     def observe(self, trajectory: Trajectory, entropies: list[float]) -> list[Trajectory]:
         """Takes the entropies of the first tokens of the row's present turn; returns the rows to start."""
