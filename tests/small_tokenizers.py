@@ -95,3 +95,19 @@ def llama_tokenizer(template: str = "llama3_2") -> PreTrainedTokenizerFast:
         single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.bos_token_id)]
     )
     return tokenizer
+
+
+def metaspace_tokenizer() -> PreTrainedTokenizerFast:
+    """As Llama 2 and Mistral: blanks are `▁`, one is put in front of a text, unknown characters become bytes."""
+    letters = sorted(set(_TEXT) - set(" \n"))
+    words = sorted(set(_TEXT.split()))
+    vocabulary = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", -20.0) for byte in range(256))]
+    vocabulary += [("▁", -5.0), *((letter, -10.0) for letter in letters)]
+    vocabulary += [(f"▁{word}", -8.0) for word in words]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")

@@ -318,4 +318,6 @@ def _as_call(raw: Any, names: list[str]) -> tuple[ToolCall, dict[str, Any] | Non
 
 
 def _unreadable(name: str, reason: object) -> ToolCall:
-    return ToolCall(name, error=f"The tool call could not be read: {reason}. Write it exactly as the tools demand.")
+    return ToolCall(
+        name, error=f"The tool call could not be read: {reason}. Write it in the format shown with the tools."
+    )

@@ -90,7 +90,9 @@ class TaggedDialect:
         if close is None or close.tag == ANSWER or finish_reason in ("length", "error"):
             return Turn(message)
 
-        argument = textwrap.dedent(close.inner.strip("\r\n")).strip()
+        # Code that begins below its tag may be indented as a block; beside the tag only its first line has a blank.
+        first_line = close.inner.partition("\n")[0]
+        argument = (close.inner if first_line.strip() else textwrap.dedent(close.inner)).strip()
         arguments = {self._arguments[close.tag]: argument}
         names = [tool_name(tool) for tool in tools]
         error = None
