@@ -12,7 +12,6 @@ papers' `search_cache.json` (one JSON object from query to result text, split in
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,27 +24,8 @@ from arpo_trl.tools.search.local import (
     Passage,
     build_index,
     passages_of_row,
-    read_search_cache,
+    read_passages,
 )
-
-
-def read_file(path: Path, text_field: str | None, title_field: str | None) -> Iterator[Passage]:
-    """The passages of one input file, in a fixed order."""
-    if path.suffix == ".json":
-        yield from read_search_cache(path)
-    elif path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=10_000):
-            for row in batch.to_pylist():
-                yield passages_of_row(row, text_field, title_field)
-    elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.strip():
-                    yield passages_of_row(json.loads(line), text_field, title_field)
-    else:
-        raise ValueError(f"Cannot read {path}: give a .jsonl, .parquet or .json file.")
 
 
 def read_dataset(name: str, split: str, text_field: str | None, title_field: str | None) -> Iterator[Passage]:
@@ -87,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
             passages = read_dataset(args.dataset, args.split, args.text_field, args.title_field)
         else:
             source = ", ".join(f"{path.name} ({path.stat().st_size} bytes)" for path in args.input)
-            passages = (p for path in args.input for p in read_file(path, args.text_field, args.title_field))
+            passages = (p for path in args.input for p in read_passages(path, args.text_field, args.title_field))
         begun = time.monotonic()
         with tqdm(unit=" passages", unit_scale=True) as bar:
             total = build_index(

@@ -13,9 +13,11 @@ from itertools import islice
 from pathlib import Path
 
 import tantivy
+from filelock import FileLock
 
 from ..calling import shorten
 from ..contract import InfrastructureError, ToolError
+
 
 FIELD = "contents"
 ANALYZERS = ("en_stem", "default")
@@ -50,13 +52,20 @@ class LocalSearch:
     Args:
         index (`str`):
             Folder made by `scripts/build_index.py`.
+        source (`str`, *optional*):
+            File that the index is built from where `index` holds none yet, see [`read_passages`].
         top_k (`int`, *optional*, defaults to `5`):
             Passages per answer.
         max_passage_chars (`int`, *optional*, defaults to `1000`):
             Longer passages are shortened.
     """
 
-    def __init__(self, index: str, top_k: int = 5, max_passage_chars: int = 1000):
+    def __init__(self, index: str, source: str | None = None, top_k: int = 5, max_passage_chars: int = 1000):
+        if source is not None:
+            Path(index).mkdir(parents=True, exist_ok=True)
+            with FileLock(Path(index) / "building.lock"):  # several processes may open the recipe at once
+                if not read_state(Path(index)).get("complete"):
+                    build_index(index, read_passages(Path(source)), source)
         state = read_state(Path(index))
         if not state.get("complete"):
             raise ValueError(f"{index} is not a complete index; build it with `python scripts/build_index.py`.")
@@ -226,3 +235,26 @@ def read_search_cache(path: str | Path) -> Iterator[Passage]:
             if (page := page.strip()) and page not in seen:
                 seen.add(page)
                 yield Passage(page)
+
+
+def read_passages(path: Path, text_field: str | None = None, title_field: str | None = None) -> Iterator[Passage]:
+    """The passages of a JSONL or parquet file (one a row) or of a search cache (`.json`), in a fixed order.
+
+    Raises:
+        `ValueError`: for other files.
+    """
+    if path.suffix == ".json":
+        yield from read_search_cache(path)
+    elif path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=10_000):
+            for row in batch.to_pylist():
+                yield passages_of_row(row, text_field, title_field)
+    elif path.suffix == ".jsonl":
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.strip():
+                    yield passages_of_row(json.loads(line), text_field, title_field)
+    else:
+        raise ValueError(f"Cannot read {path}: give a .jsonl, .parquet or .json file.")
