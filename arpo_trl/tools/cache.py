@@ -25,6 +25,7 @@ from .calling import parameters_of, to_content, tool_name
 from .contract import InfrastructureError
 from .options import ToolOptions
 
+
 # Longer text is not worth keeping: the model never sees that much of it.
 STORED_CHARS = 1_000_000
 

@@ -1,4 +1,4 @@
-"""The tool `calculator`: arithmetic on numbers, evaluated by simpleeval with bounds on the size of what it computes."""
+"""The tool `calculator`: arithmetic on numbers, evaluated by simpleeval with bounds on the size of its results."""
 
 import ast
 import math
@@ -9,6 +9,7 @@ import simpleeval
 
 from .calling import shorten
 from .contract import ToolError
+
 
 MAX_CHARS = 1000
 MAX_BITS = 4096  # of any integer on the way, about 1,200 digits

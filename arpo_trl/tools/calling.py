@@ -14,6 +14,7 @@ from transformers.utils import get_json_schema
 
 from .contract import InfrastructureError, ToolContext, ToolError
 
+
 # HTTP answers that say "later", not "never".
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -273,11 +274,11 @@ def shorten(text: str, limit: int) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """One line for the model: the text of a [`ToolError`] or [`InfrastructureError`], else type and text."""
+    """What the model reads of an error: the text alone of those that the contract names, else type and text."""
     try:
         text = str(error)
     except Exception:  # an exception may have a broken __str__ of its own
         text = ""
-    if isinstance(error, (ToolError, InfrastructureError)):
+    if isinstance(error, (ToolError, InfrastructureError, TimeoutError)):
         return text or type(error).__name__
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

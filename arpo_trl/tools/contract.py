@@ -4,7 +4,8 @@ A tool is what TRL takes: a typed function with a Google-style docstring, sync o
 `schema` (the JSON schema of a function, as in a chat template) and `__call__`. It may declare an argument named
 `context` annotated [`ToolContext`]; the runner fills it in and the model never sees it. It returns text or TRL's
 content blocks, or raises: [`ToolError`] for what the model did wrong and should read, [`InfrastructureError`] for what
-is broken behind the tool. Any other exception is a tool error too.
+is broken behind the tool. `TimeoutError` says that it took too long. A connection that fails and an HTTP answer such
+as 429 or 503 count as broken too; any other exception is a tool error.
 """
 
 from dataclasses import dataclass, field

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+
 CacheMode = Literal["off", "read-write", "record", "replay"]
 
 

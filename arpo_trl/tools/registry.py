@@ -29,6 +29,7 @@ from .calling import describe_error, parameters_of, tool_name, tool_schema
 from .contract import InfrastructureError, ToolCall, ToolContext
 from .options import ToolOptions
 
+
 BUILT_IN = {
     "calculator": "arpo_trl.tools.calculator.calculator",
     "python": "arpo_trl.tools.python.PythonTool",

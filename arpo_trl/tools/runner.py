@@ -6,13 +6,12 @@ thread ends whenever the tool lets it, and what it then says is dropped. A tool 
 interpreter back stops the whole process, unless its option `isolate` puts it into a process of its own.
 """
 
-import asyncio
 import inspect
 import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +20,12 @@ import tenacity
 
 from .cache import STORED_CHARS, ToolCache
 from .calling import bind_arguments, describe_error, is_transient, parameters_of, shorten, to_content, tool_name
-from .contract import ToolCall, ToolContext, ToolError, ToolResult
+from .contract import Failure, ToolCall, ToolContext, ToolError, ToolResult
+from .event_loop import EventLoop
 from .isolation import IsolatedTool
 from .options import ToolOptions
+from .stats import ToolStats
+
 
 logger = logging.getLogger(__name__)
 
@@ -50,45 +52,6 @@ class _Job:
     over: threading.Event = field(default_factory=threading.Event)
     started: float = 0.0
     running_future: Future | None = None
-
-
-@dataclass
-class ToolStats:
-    """Counts of one tool since they were last read. `latency_s` is a sum."""
-
-    calls: int = 0
-    failures: int = 0
-    tool_errors: int = 0
-    timeouts: int = 0
-    infrastructure: int = 0
-    cache_hits: int = 0
-    latency_s: float = 0.0
-    last_error: str | None = None
-
-    def add(self, result: ToolResult) -> None:
-        self.calls += 1
-        self.latency_s += result.latency_s
-        self.cache_hits += result.cached
-        if result.failure is not None:
-            self.failures += 1
-            self.tool_errors += result.failure == "tool_error"
-            self.timeouts += result.failure == "timeout"
-            self.infrastructure += result.failure == "infrastructure"
-            self.last_error = str(result.content)[:300]
-
-
-def tool_metrics(stats: Mapping[str, ToolStats]) -> dict[str, float]:
-    """`tools/{name}/{calls,failures,timeouts,infrastructure,latency_s,cache_hit_rate}` of these counts; latency is the
-    mean per call."""
-    metrics = {}
-    for name, s in stats.items():
-        metrics[f"tools/{name}/calls"] = float(s.calls)
-        metrics[f"tools/{name}/failures"] = float(s.failures)
-        metrics[f"tools/{name}/timeouts"] = float(s.timeouts)
-        metrics[f"tools/{name}/infrastructure"] = float(s.infrastructure)
-        metrics[f"tools/{name}/latency_s"] = s.latency_s / s.calls if s.calls else 0.0
-        metrics[f"tools/{name}/cache_hit_rate"] = s.cache_hits / s.calls if s.calls else 0.0
-    return metrics
 
 
 class ToolRunner:
@@ -122,7 +85,7 @@ class ToolRunner:
                 raise ValueError(f"Tool '{name}' takes a context, so its answers cannot be cached; set `cache: off`.")
         self._cache = cache
         self._isolated = {name: IsolatedTool(self._tools[name]) for name, o in self._options.items() if o.isolate}
-        self._loop = _EventLoop()
+        self._loop = EventLoop()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for the scheduler
         self._finished_turn = threading.Condition(self._lock)  # for `poll`
@@ -396,7 +359,7 @@ class ToolRunner:
         value = job.tool(**job.arguments)
         if not inspect.isawaitable(value):
             return value
-        future = self._loop.run(_guarded(value))
+        future = self._loop.run(value)
         with self._lock:
             job.running_future = future
             if job.over.is_set():
@@ -407,55 +370,7 @@ class ToolRunner:
         return value
 
 
-def _kind(error: BaseException) -> str:
+def _kind(error: BaseException) -> Failure:
+    if isinstance(error, TimeoutError):
+        return "timeout"
     return "infrastructure" if is_transient(error) else "tool_error"
-
-
-async def _guarded(awaitable) -> tuple[Any, BaseException | None]:
-    """What would escape a task and stop the event loop (SystemExit, KeyboardInterrupt) comes back as a value."""
-    try:
-        return await awaitable, None
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:
-        return None, error
-
-
-class _EventLoop:
-    """The one event loop of all async tools, in a daemon thread, replaced if a tool blocks it."""
-
-    patience_s = 0.5
-
-    def __init__(self):
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()
-        self._unanswered_since: float | None = None
-
-    def run(self, coroutine: Coroutine) -> Future:
-        with self._lock:
-            blocked = self._unanswered_since
-            if blocked is not None and time.monotonic() - blocked > self.patience_s:
-                logger.warning("An async tool blocks its event loop; later calls run on a new one.")
-                self._loop = None
-            if self._loop is None:
-                self._loop, self._unanswered_since = asyncio.new_event_loop(), None
-                threading.Thread(target=self._loop.run_forever, name="async-tools", daemon=True).start()
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def check(self) -> None:
-        """Asks the loop for a sign of life; [`run`] looks whether it came."""
-        with self._lock:
-            if self._loop is not None and self._unanswered_since is None:
-                self._unanswered_since = time.monotonic()
-                self._loop.call_soon_threadsafe(self._answered, self._loop)
-
-    def _answered(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._lock:
-            if loop is self._loop:
-                self._unanswered_since = None
-
-    def close(self) -> None:
-        with self._lock:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._loop = None

@@ -1,0 +1,64 @@
+"""One event loop in a daemon thread for all async tools."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable
+from concurrent.futures import Future
+from typing import Any
+
+
+logger = logging.getLogger(__name__)
+
+
+class EventLoop:
+    """Runs awaitables of other threads; replaced by a new loop where one of them blocks it."""
+
+    patience_s = 0.5
+
+    def __init__(self):
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._unanswered_since: float | None = None
+
+    def run(self, awaitable: Awaitable) -> Future[tuple[Any, BaseException | None]]:
+        """Starts `awaitable`; the future's result is its value and `None`, or `None` and what it raised."""
+        with self._lock:
+            blocked = self._unanswered_since
+            if blocked is not None and time.monotonic() - blocked > self.patience_s:
+                logger.warning("An async tool blocks its event loop; later calls run on a new one.")
+                self._loop = None
+            if self._loop is None:
+                self._loop, self._unanswered_since = asyncio.new_event_loop(), None
+                threading.Thread(target=self._loop.run_forever, name="async-tools", daemon=True).start()
+            return asyncio.run_coroutine_threadsafe(_guarded(awaitable), self._loop)
+
+    def check(self) -> None:
+        """Asks the loop for a sign of life; [`run`] looks whether it came."""
+        with self._lock:
+            if self._loop is not None and self._unanswered_since is None:
+                self._unanswered_since = time.monotonic()
+                self._loop.call_soon_threadsafe(self._answered, self._loop)
+
+    def _answered(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            if loop is self._loop:
+                self._unanswered_since = None
+
+    def close(self) -> None:
+        """Stops the loop."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
+
+
+async def _guarded(awaitable) -> tuple[Any, BaseException | None]:
+    """What would escape a task and stop the event loop (SystemExit, KeyboardInterrupt) comes back as a value."""
+    try:
+        return await awaitable, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
