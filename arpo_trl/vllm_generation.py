@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl.trainer.utils import ensure_master_addr_port
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
 from .rollout.vllm_engine import VLLMEngine, build_llm
@@ -50,7 +51,9 @@ class ARPOVLLMGeneration(VLLMGeneration):
         accelerator = self.accelerator
         tp_size, world_size = self.tensor_parallel_size, accelerator.num_processes
         if world_size % tp_size:
-            raise ValueError(f"`vllm_tensor_parallel_size` ({tp_size}) must divide the number of processes ({world_size}).")
+            raise ValueError(
+                f"`vllm_tensor_parallel_size` ({tp_size}) must divide the number of processes ({world_size})."
+            )
         if getattr(self.model, "is_loaded_in_8bit", False):
             raise ValueError("vLLM cannot quantize to 8 bits while loading: train in 4 bits or without quantization.")
         if tp_size > 1:
@@ -137,13 +140,26 @@ class ARPOVLLMGeneration(VLLMGeneration):
 
         model_runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         if current_platform.is_cpu():
-            # The CPU backend repacks weights, so that only a full reload fits. It may hold tensors until their layer is
-            # complete, and adapters are unmerged and shards released in place meanwhile: it gets copies.
-            model_runner.reload_weights(
-                weights_iterator=((name, param.clone()) for name, param in self._iter_named_params())
-            )
+            self._reload_weights_on_cpu(model_runner)
         else:
             for name, param in self._iter_named_params():
                 model_runner.model.load_weights([(name, param)])
         if not self.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM did not reset its prefix cache after a weight update: requests still hold blocks.")
+            raise RuntimeError(
+                "vLLM did not reset its prefix cache after a weight update: requests still hold blocks."
+            )
+
+    def _reload_weights_on_cpu(self, model_runner: Any) -> None:
+        # The CPU backend repacks weights, so that only a full reload fits. It may hold tensors until their layer is
+        # complete, and adapters are unmerged and shards released in place meanwhile: it gets copies.
+        model_runner.reload_weights(
+            weights_iterator=((name, param.clone()) for name, param in self._iter_named_params())
+        )
+        # A head tied to the embedding has no weight of its own to load and would keep its old repacked copy.
+        owners: dict[int, torch.nn.Module] = {}
+        for module in model_runner.get_model().modules():
+            if (
+                isinstance(module, VocabParallelEmbedding)
+                and owners.setdefault(id(module.weight), module) is not module
+            ):
+                module.quant_method.process_weights_after_loading(module)

@@ -18,9 +18,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import json  # noqa: E402
+import json
 
-import pytest  # noqa: E402
+import pytest
 
 
 TOKENIZER_TEXT = [

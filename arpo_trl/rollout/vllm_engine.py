@@ -85,7 +85,10 @@ def build_llm(model: str, **options: Any) -> LLM:
         options = {"enforce_eager": True, "dtype": "float32", "block_size": 32, **options}
     with preserve_rng_state():
         # Only a complete configuration tells which model runner, and so which probe, is right. A CPU has one.
-        v2 = not current_platform.is_cpu() and EngineArgs(model=model, **options).create_engine_config().use_v2_model_runner
+        v2 = (
+            not current_platform.is_cpu()
+            and EngineArgs(model=model, **options).create_engine_config().use_v2_model_runner
+        )
         probe = EntropyProbeV2 if v2 else EntropyProbe
         options["logits_processors"] = [*(options.get("logits_processors") or []), probe]
         return LLM(model=model, **options)
