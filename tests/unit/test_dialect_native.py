@@ -198,11 +198,14 @@ def test_c03_earlier_thinking_stays():
     assert dialect.chat_template is not None and dialect.chat_template != tokenizer.chat_template
 
 
-@pytest.mark.parametrize("contents", [["plain (x)\n\nMore"], [""], ["  5 "], ["5", "6)\n"]])
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_suffix_is_trls(template, contents):
-    tokenizer, _ = family_tokenizer(template)
-    dialect = NativeDialect(tokenizer, TOOLS)
+@pytest.fixture(scope="module", params=TEMPLATES)
+def family(request):
+    tokenizer, stops = family_tokenizer(request.param)
+    return NativeDialect(tokenizer, TOOLS, stop_token_ids=stops), NativeDialect(tokenizer, TOOLS), tokenizer
+
+
+def test_suffix_is_trls(family):
+    _, dialect, tokenizer = family
     trainer = types.SimpleNamespace(
         _is_vlm=False,
         processing_class=tokenizer,
@@ -210,16 +213,15 @@ def test_suffix_is_trls(template, contents):
         chat_template=dialect.chat_template,
         chat_template_kwargs={},
     )
-    messages = [{"role": "tool", "name": "search", "content": content} for content in contents]
-    expected = GRPOTrainer._get_tool_suffix_ids(trainer, messages)
-    results = [ToolResult("search", content) for content in contents]
-    assert dialect.result_ids([tokenizer.eos_token_id], [], results) == expected
+    for contents in (["plain (x)\n\nMore"], [""], ["  5 "], ["5", "6)\n"]):
+        messages = [{"role": "tool", "name": "search", "content": content} for content in contents]
+        expected = GRPOTrainer._get_tool_suffix_ids(trainer, messages)
+        results = [ToolResult("search", content) for content in contents]
+        assert dialect.result_ids([tokenizer.eos_token_id], [], results) == expected
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_every_template_reads_its_own_call(template):
-    tokenizer, stops = family_tokenizer(template)
-    dialect = NativeDialect(tokenizer, TOOLS, stop_token_ids=stops)
+def test_every_template_reads_its_own_call(family):
+    dialect, _, tokenizer = family
     prompt = tokenizer.apply_chat_template(
         QUESTION, tokenize=False, add_generation_prompt=True, chat_template=dialect.chat_template
     )
@@ -227,6 +229,7 @@ def test_every_template_reads_its_own_call(template):
     full = tokenizer.apply_chat_template(
         [*QUESTION, call_message(("search", arguments))], tokenize=False, chat_template=dialect.chat_template
     )
+    # Some templates open the thinking in the prompt but leave an empty one out of the rendered turn.
     start = len(prompt) if full.startswith(prompt) else len(prompt.removesuffix("</think>").removesuffix("<think>\n"))
     ids = encode(tokenizer, full[start:].rstrip("\n"))
     turn = dialect.read(ids, "stop", TOOLS)
@@ -365,7 +368,7 @@ def test_a_call_ended_by_another_stop_token(pair):
         assert dialect.read(ending, "stop", TOOLS).calls == [ToolCall("search", {"query": "x"})]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_ids_are_read(pair, data):
     dialect, tokenizer = pair
@@ -413,7 +416,7 @@ TOOL_TEXT = st.lists(st.one_of(st.text(max_size=20), st.sampled_from([*HOSTILE, 
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=TOOL_TEXT)
 def test_tool_text_stays_text(qwen, text):
     dialect, tokenizer = qwen
@@ -426,7 +429,7 @@ def test_tool_text_stays_text(qwen, text):
     assert tokenizer.decode(ids) == unicodedata.normalize("NFC", expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=TOOL_TEXT)
 def test_c27_no_bos_and_no_control_token_from_llama_results(llama, text):
     dialect, tokenizer = llama
@@ -450,7 +453,7 @@ def test_hostile_names_and_contents(qwen):
         assert len(dialect.result_ids([tokenizer.eos_token_id], [], [result])) == len(frame)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(texts=st.lists(TOOL_TEXT.map(lambda text: 5 * text), min_size=1, max_size=3), room=st.integers(0, 120))
 def test_results_fit_or_are_refused(pair, texts, room):
     dialect, tokenizer = pair

@@ -130,7 +130,7 @@ FRAGMENTS = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_incremental_checks_find_what_a_look_at_the_whole_turn_finds(pair, data):
     dialect, tokenizer = pair
@@ -220,7 +220,7 @@ def test_c05_a_turn_cut_off_has_no_calls(qwen, end):
     assert turn.answered and turn.message == {"role": "assistant", "content": text}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_ids_are_read(pair, data):
     dialect, tokenizer = pair
@@ -275,7 +275,7 @@ HOSTILE = [
 TOOL_TEXT = st.lists(st.one_of(st.text(max_size=20), st.sampled_from([*HOSTILE, "end|>", "\n"]))).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=TOOL_TEXT)
 def test_c27_results_hold_no_bos_and_no_control_token(pair, text):
     dialect, tokenizer = pair
@@ -288,7 +288,7 @@ def test_c27_results_hold_no_bos_and_no_control_token(pair, text):
         assert tokenizer.decode(ids) == unicodedata.normalize("NFC", written)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=TOOL_TEXT.map(lambda text: 5 * text), room=st.integers(0, 100))
 def test_results_fit_or_are_refused(pair, text, room):
     dialect, tokenizer = pair

@@ -98,6 +98,8 @@ class NativeDialect:
         self._schemas: dict[Callable, dict[str, Any]] = {}
 
         self._load_response_template()
+        tools = list(tools)
+        self._tool_names = {tool_name(tool) for tool in tools}
         self._check_prompt([tool_schema(tool)["function"] for tool in tools])
         question = [{"role": "user", "content": "dummy"}]
         self._generation_prompt = self._render(question, True).removeprefix(self._render(question, False))
@@ -141,6 +143,7 @@ class NativeDialect:
             return Turn(text_message if "tool_calls" in message else message)
 
         names = [tool_name(tool) for tool in tools]
+        self._tool_names.update(names)
         if "tool_calls" in message:
             read = [_as_call(raw, names) for raw in message["tool_calls"]]
         else:
@@ -179,7 +182,8 @@ class NativeDialect:
             [`ResultTooLong`]: where `max_tokens` has no room for the frame and the notes on what was left out.
             `ValueError`: for an image where the model takes text only.
         """
-        names = [result.name if re.fullmatch(r"[\w.-]+", result.name) else "unknown_tool" for result in results]
+        # A name that the model made up must not enter the frame.
+        names = [result.name if result.name in self._tool_names else "unknown_tool" for result in results]
         contents = [self._content(result) for result in results]
         boundary = self._renderer.boundary(names[0])
         ended = bool(turn_ids) and turn_ids[-1] in self.stop_token_ids

@@ -1,13 +1,18 @@
 """Tool messages as a chat template renders them, with tool text told apart from the template's own frame."""
 
+import functools
+import itertools
 import os.path
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .text import Content, Part
 
 
 _PLACEHOLDER = "toolresult{:04d}placeholder"
+
+# Of each content: `None` for a text, else the types of its blocks.
+Shape = tuple[tuple[str, ...] | None, ...]
 
 
 class Boundary(NamedTuple):
@@ -40,23 +45,19 @@ class ToolMessageRenderer:
     def __init__(self, render: Callable[[list[dict[str, Any]], bool], str], stop_tokens: Mapping[str, int]):
         self._render = render
         self._stop_tokens = stop_tokens
-        self._boundaries: dict[str, Boundary] = {}
-        self._frames: dict[Any, list[str]] = {}
+        self.boundary = functools.lru_cache(maxsize=1024)(self._boundary)
+        self._frame = functools.lru_cache(maxsize=1024)(self._render_frame)
 
-    def boundary(self, name: str) -> Boundary:
+    def _boundary(self, name: str) -> Boundary:
         """The end of a turn that calls tool `name`."""
-        if name not in self._boundaries:
-            turn = _dummy_turn(name)
-            prefix = self._render(turn, False)
-            opened_at = len(os.path.commonprefix([prefix, self._render(turn[:1], False)]))
-            # As in TRL: what stands behind the stop token (a newline, say) was not sampled and belongs to the suffix.
-            stops = [(prefix.rfind(text, opened_at), text) for text in self._stop_tokens]
-            start, text = max(stops)
-            if start < 0:
-                self._boundaries[name] = Boundary(prefix, prefix, None)
-            else:
-                self._boundaries[name] = Boundary(prefix[: start + len(text)], text, self._stop_tokens[text])
-        return self._boundaries[name]
+        turn = _dummy_turn(name)
+        prefix = self._render(turn, False)
+        opened_at = len(os.path.commonprefix([prefix, self._render(turn[:1], False)]))
+        # As in TRL: what stands behind the stop token (a newline, say) was not sampled and belongs to the suffix.
+        start, text = max((prefix.rfind(text, opened_at), text) for text in self._stop_tokens)
+        if start < 0:
+            return Boundary(prefix, prefix, None)
+        return Boundary(prefix[: start + len(text)], text, self._stop_tokens[text])
 
     def parts(self, names: list[str], contents: list[Content]) -> list[Part]:
         """The tool messages and the opening of the next assistant turn.
@@ -67,13 +68,13 @@ class ToolMessageRenderer:
             contents (`list[str | list[dict]]`):
                 Their results: text or content blocks.
         """
-        blanks, texts, images = _blank_out(contents)
-        prefix = self.boundary(names[0]).prefix
-        frame = self._frame(names, blanks, len(texts))
+        shape, texts, images = _take_apart(contents)
+        blanks = _with_placeholders(shape)
+        frame = self._frame(tuple(names), shape)
+        blank = self.boundary(names[0]).prefix + _join(frame)
         parts = [Part(frame[0], images=images[0])]
         for index, text in enumerate(texts):
             placeholder = _PLACEHOLDER.format(index)
-            blank = prefix + _join(frame)
             before, _, after = blank.partition(placeholder)
             rendered = self._full(names, [_replace(content, placeholder, text) for content in blanks])
             # A template that changes its frame for some contents (an empty one, say) gets the ordinary frame.
@@ -82,32 +83,28 @@ class ToolMessageRenderer:
             parts += [Part(text, data=True), Part(frame[index + 1], images=images[index + 1])]
         return parts
 
-    def _full(self, names: list[str], contents: list[Content]) -> str:
+    def _full(self, names: Sequence[str], contents: list[Content]) -> str:
         messages = [
             {"role": "tool", "name": name, "content": content} for name, content in zip(names, contents, strict=True)
         ]
         return self._render(_dummy_turn(names[0]) + messages, True)
 
-    def _frame(self, names: list[str], blanks: list[Content], slots: int) -> list[str]:
-        """What stands before, between and behind the `slots` texts."""
-        shape = tuple(None if isinstance(blank, str) else tuple(block["type"] for block in blank) for blank in blanks)
-        key = (tuple(names), shape)
-        if key not in self._frames:
-            prefix = self.boundary(names[0]).prefix
-            rendered = self._full(names, blanks)
-            if not rendered.startswith(prefix):
-                raise ValueError(
-                    "The chat template rewrites an assistant turn once a tool message follows; use a prefix-preserving "
-                    "one, such as that of trl.chat_template_utils.get_training_chat_template."
-                )
-            frame, rest = [], rendered[len(prefix) :]
-            for slot in range(slots):
-                before, placeholder, rest = rest.partition(_PLACEHOLDER.format(slot))
-                if not placeholder:
-                    raise ValueError("The chat template drops or reorders tool results; use one that keeps them.")
-                frame.append(before)
-            self._frames[key] = [*frame, rest]
-        return self._frames[key]
+    def _render_frame(self, names: tuple[str, ...], shape: Shape) -> list[str]:
+        """What stands before, between and behind the texts."""
+        prefix = self.boundary(names[0]).prefix
+        rendered = self._full(names, _with_placeholders(shape))
+        if not rendered.startswith(prefix):
+            raise ValueError(
+                "The chat template rewrites an assistant turn once a tool message follows; use a prefix-preserving "
+                "one, such as that of trl.chat_template_utils.get_training_chat_template."
+            )
+        frame, rest = [], rendered[len(prefix) :]
+        for slot in range(_count_texts(shape)):
+            before, placeholder, rest = rest.partition(_PLACEHOLDER.format(slot))
+            if not placeholder:
+                raise ValueError("The chat template drops or reorders tool results; use one that keeps them.")
+            frame.append(before)
+        return [*frame, rest]
 
 
 def _dummy_turn(name: str) -> list[dict[str, Any]]:
@@ -116,28 +113,33 @@ def _dummy_turn(name: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
 
-def _blank_out(contents: list[Content]) -> tuple[list[Content], list[str], list[tuple[Any, ...]]]:
-    """Contents with placeholders for their texts, the texts, and the images before, between and behind them."""
-    blanks, texts, images = [], [], [()]
-
-    def blank(text: str) -> str:
-        texts.append(text)
-        images.append(())
-        return _PLACEHOLDER.format(len(texts) - 1)
-
+def _take_apart(contents: list[Content]) -> tuple[Shape, list[str], list[tuple[Any, ...]]]:
+    """The shape of contents, their texts, and the images before, between and behind the texts."""
+    shape, texts, images = [], [], [()]
     for content in contents:
-        if isinstance(content, str):
-            blanks.append(blank(content))
-            continue
-        blocks = []
-        for block in content:
+        is_text = isinstance(content, str)
+        for block in [{"type": "text", "text": content}] if is_text else content:
             if block["type"] == "text":
-                blocks.append({"type": "text", "text": blank(block["text"])})
+                texts.append(block["text"])
+                images.append(())
             else:
                 images[-1] += (block["image"],)
-                blocks.append({"type": "image"})
-        blanks.append(blocks)
-    return blanks, texts, images
+        shape.append(None if is_text else tuple(block["type"] for block in content))
+    return tuple(shape), texts, images
+
+
+def _with_placeholders(shape: Shape) -> list[Content]:
+    slots = map(_PLACEHOLDER.format, itertools.count())
+    return [
+        next(slots)
+        if kinds is None
+        else [{"type": kind, "text": next(slots)} if kind == "text" else {"type": kind} for kind in kinds]
+        for kinds in shape
+    ]
+
+
+def _count_texts(shape: Shape) -> int:
+    return sum(1 if kinds is None else kinds.count("text") for kinds in shape)
 
 
 def _replace(content: Content, placeholder: str, text: str) -> Content:

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -40,11 +40,12 @@ class TextEncoder:
         if not tokenizer.is_fast:
             raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; load its fast version instead.")
         self.tokenizer = tokenizer
-        controls = [token.content for token in tokenizer.added_tokens_decoder.values() if _is_control(token)]
-        controls.sort(key=len, reverse=True)
-        # A lookahead finds overlapping occurrences too. A normalizer may fold case before added tokens are matched.
-        pattern = "|".join(map(re.escape, controls)) or r"(?!)"
-        self._control = re.compile(f"(?=({pattern}))", re.IGNORECASE)
+        # A normalizer may fold case before added tokens are matched.
+        controls = {token.content.lower() for token in tokenizer.added_tokens_decoder.values() if _is_control(token)}
+        self._controls = frozenset(controls)
+        self._control_lengths = sorted({len(control) for control in controls}, reverse=True)
+        starts = "".join(re.escape(start) for start in sorted({control[0] for control in controls}))
+        self._control_start = re.compile(f"[{starts}]" if starts else "(?!)", re.IGNORECASE)
         # What a later piece is tokenised behind, so that tokenizers that put a space before a text do not put one there.
         self._joint = tokenizer.eos_token or ""
 
@@ -94,6 +95,15 @@ class TextEncoder:
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    def _find_controls(self, text: str) -> Iterator[tuple[int, int]]:
+        """Spans of control tokens, overlapping ones too."""
+        for match in self._control_start.finditer(text):
+            start = match.start()
+            for length in self._control_lengths:
+                if text[start : start + length].lower() in self._controls:
+                    yield start, start + length
+                    break
+
     def _pieces(self, parts: Sequence[Part]) -> list[tuple[str, list[Any]]]:
         text = "".join(part.text for part in parts)
         data, images, position = [], [], 0
@@ -103,8 +113,7 @@ class TextEncoder:
                 data.append((position, end))
             images += [(position, image) for image in part.images]
             position = end
-        controls = (match.span(1) for match in self._control.finditer(text))
-        cuts = [a + 1 for a, b in controls if any(a < end and b > start for start, end in data)]
+        cuts = [a + 1 for a, b in self._find_controls(text) if any(a < end and b > start for start, end in data)]
         bounds = [0, *cuts, len(text)]
         return [(text[a:b], [image for at, image in images if a <= at < b]) for a, b in itertools.pairwise(bounds)]
 
@@ -177,7 +186,8 @@ def fit_results(
         [`ResultTooLong`]: where the frame and the notes alone exceed `max_tokens`.
     """
     ids = build(texts)
-    if max_tokens is None or len(ids) <= max_tokens:
+    whole = len(ids)
+    if max_tokens is None or whole <= max_tokens:
         return ids
     frame = len(build([""] * len(texts)))
     room = budget = max_tokens - frame
@@ -191,7 +201,7 @@ def fit_results(
             return ids
         # A frame may escape text (JSON), so that it takes more tokens than it has by itself.
         budget = min(budget - 1, budget * room // (len(ids) - frame))
-    raise ResultTooLong(needed=len(ids), room=max_tokens)
+    raise ResultTooLong(needed=min(len(ids), whole), room=max_tokens)
 
 
 def _fair_share(lengths: list[int], budget: int) -> int:
