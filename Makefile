@@ -13,7 +13,7 @@ TORCH_CPU := $(shell grep -o '^torch==[^ ]*+cpu' $(LOCK))
 
 CODE := arpo_trl scripts tests setup.py
 STYLE := --line-length 119 --target-version py311
-RULES := --select B,C4,E,F,I,RUF100,SIM,UP,W --ignore B905,E501,E741,SIM108,SIM117 \
+RULES := --select B,C4,E,F,I,RUF100,SIM,UP,W --ignore B905,E501,E741,SIM108,SIM117,SIM905 \
 	--config 'lint.isort.lines-after-imports = 2' --config 'lint.isort.known-first-party = ["arpo_trl"]'
 
 # Several OpenMP programs on few cores must not spin; vLLM runs inside the training process with 1 GiB of KV cache.

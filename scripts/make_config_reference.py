@@ -1,0 +1,114 @@
+"""Writes `docs/configuration.md` from the dataclasses that a recipe's keys belong to.
+
+```shell
+python scripts/make_config_reference.py
+```
+
+Names, types and defaults come from the fields, groups and descriptions from the docstrings.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+
+
+# Title, introduction, module and class of each section.
+SECTIONS = (
+    (
+        "ARPO",
+        "Everything in TRL's [GRPOConfig](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig) is valid too.",
+        "arpo_trl.config",
+        "ARPOConfig",
+    ),
+    ("AEPO", "Everything under ARPO is valid too.", "arpo_trl.config", "AEPOConfig"),
+    ("Tools", "Keys of an entry of `tools`, beside `name` or `path`.", "arpo_trl.tools.options", "ToolOptions"),
+)
+HEADER = """\
+# Configuration reference
+
+<!-- Written by `make docs` from the dataclasses. Edit their docstrings, not this page. -->
+
+What a recipe may say: `scripts/arpo.py --config recipe.yaml`. Every key that is not under *Tools* is an option of the
+command line, too, and the command line wins: `--num_initial_rollouts 4`.
+"""
+
+
+def read_docstring(cls: type) -> list[tuple[str | None, dict[str, str]]]:
+    """Groups of a docstring in the style of Hugging Face.
+
+    Args:
+        cls (`type`):
+            A class whose docstring has `Args:` blocks, each under an optional line `> Title of the group`.
+
+    Returns:
+        `list[tuple[str | None, dict[str, str]]]`: For each block its title and the descriptions by argument.
+    """
+    groups: list[tuple[str | None, dict[str, str]]] = []
+    title, name = None, None
+    for line in inspect.cleandoc(cls.__doc__).splitlines():
+        if line.startswith("> "):
+            title = line[2:]
+        elif line == "Args:":
+            groups.append((title, {}))
+        elif groups and (entry := re.fullmatch(r" {4}(\w+) \(.*\):", line)):
+            name = entry[1]
+            groups[-1][1][name] = ""
+        elif groups and name and line.startswith(" " * 8):
+            groups[-1][1][name] += " " * bool(groups[-1][1][name]) + line.strip()
+        elif line and not line.startswith(" "):
+            name = None
+    return groups
+
+
+def own_fields(cls: type) -> dict[str, dataclasses.Field]:
+    """The fields that a dataclass declares itself."""
+    return {field.name: field for field in dataclasses.fields(cls) if field.name in cls.__annotations__}
+
+
+def default_of(field: dataclasses.Field) -> str:
+    if field.default is field.default_factory:  # both MISSING
+        return "required"
+    default = field.default_factory() if field.default is dataclasses.MISSING else field.default
+    return f"`{json.dumps(default) if isinstance(default, str) else default}`"
+
+
+def render_class(cls: type) -> str:
+    """Tables of a dataclass's own fields.
+
+    Raises:
+        ValueError: If docstring and fields do not name the same arguments.
+    """
+    fields, groups = own_fields(cls), read_docstring(cls)
+    described = [name for _, group in groups for name in group]
+    if sorted(described) != sorted(fields):
+        differing = sorted(set(described) ^ set(fields)) or sorted(described)
+        raise ValueError(f"The docstring of {cls.__name__} and its fields differ in {', '.join(differing)}.")
+    parts = []
+    for title, group in groups:
+        if title:
+            parts.append(f"### {title}\n")
+        parts.append("| Option | Type | Default | Meaning |\n|---|---|---|---|")
+        for name, description in group.items():
+            kind = inspect.formatannotation(fields[name].type).replace(" | None", "")
+            cells = (f"`{name}`", f"`{kind}`", default_of(fields[name]), description)
+            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [HEADER]
+    for title, introduction, module, name in SECTIONS:
+        cls = getattr(importlib.import_module(module), name)
+        parts.append(f"## {title}: `{name}`\n\n{introduction}\n\n{render_class(cls)}")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    page = Path(__file__).parents[1] / "docs" / "configuration.md"
+    page.write_text(render(), encoding="utf-8")
+    print(f"wrote {page}")
