@@ -1,0 +1,248 @@
+"""Losses and gradients of the trainers on rows from a script: ARPO against TRL's GRPOTrainer, AEPO against ARPO."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import scripted_training
+import torch
+from scripted_training import loss_and_gradient, move, reward
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
+
+from arpo_trl import AEPOConfig, AEPOTrainer, ARPOConfig, ARPOTrainer
+from arpo_trl.objectives import entropy_balanced_clip
+
+
+PARTS_OFF = dict.fromkeys(
+    ["dynamic_budget", "branch_penalty", "entropy_balanced_clipping", "entropy_aware_advantage"], False
+)
+LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo"]
+# Every trainer and attribution with as few runs as that takes.
+TRAINERS = [(ARPOTrainer, ARPOConfig, "soft"), (AEPOTrainer, AEPOConfig, "hard")]
+
+
+@pytest.fixture
+def build(tiny_model_dir, tmp_path):
+    return functools.partial(scripted_training.build, model_dir=tiny_model_dir, output_dir=tmp_path)
+
+
+def assert_same_update(one, other, tolerance):
+    assert one[0] == pytest.approx(other[0], abs=tolerance)
+    torch.testing.assert_close(one[1], other[1], rtol=0, atol=tolerance)
+    assert one[1].abs().max() > 100 * tolerance  # there is something to compare
+
+
+def as_rollout(trainer, batch):
+    """What a rollout function of TRL's would have to return for GRPOTrainer to train on the same rows."""
+    return {
+        "prompt_ids": [
+            ids[mask.bool()].tolist() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+        ],
+        "completion_ids": [row.ids for row in trainer._rows],
+        "logprobs": None,
+        "env_mask": [row.mask for row in trainer._rows],
+    }
+
+
+# ARPO is GRPO
+
+
+@pytest.mark.parametrize(("prefix_sharing", "beta"), [("auto", 0.1), ("off", 0.0)])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_without_forks_arpo_is_grpo(build, loss_type, beta, prefix_sharing):
+    options = {"loss_type": loss_type, "beta": beta}
+    arpo, batch = build(ARPOTrainer, ARPOConfig, branching=False, prefix_sharing=prefix_sharing, **options)
+    grpo, reference = build(GRPOTrainer, GRPOConfig, rollout_func=lambda *_: as_rollout(arpo, batch), **options)
+    assert arpo._prefix_sharing_enabled == (prefix_sharing == "auto")
+    assert batch.keys() == reference.keys()
+    for name, value in reference.items():
+        torch.testing.assert_close(batch[name], value, rtol=0, atol=1e-5, msg=name)
+    assert batch["tool_mask"].min() == 0 and batch["advantages"].std() > 0.1
+    for trainer in (arpo, grpo):
+        move(trainer.model)
+    assert_same_update(loss_and_gradient(arpo, batch), loss_and_gradient(grpo, reference), 1e-6)
+    clipped = (arpo._metrics["train"], grpo._metrics["train"])
+    assert clipped[0]["clip_ratio/region_mean"][-1] == pytest.approx(clipped[1]["clip_ratio/region_mean"][-1]) != 0
+
+
+# AEPO
+
+
+@pytest.mark.parametrize("attribution", ["soft", "hard"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_aepo_with_its_parts_off_is_arpo(build, loss_type, attribution):
+    options = {"loss_type": loss_type, "attribution": attribution}
+    arpo, expected = build(ARPOTrainer, ARPOConfig, **options)
+    aepo, batch = build(AEPOTrainer, AEPOConfig, **PARTS_OFF, **options)
+    assert any(t.parent is not None for tree in arpo._trees for t in tree.trajectories)
+    assert [row.ids for row in arpo._rows] == [row.ids for row in aepo._rows]
+    assert batch.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(batch[name], value), name
+    for trainer in (arpo, aepo):
+        move(trainer.model)
+    assert_same_update(loss_and_gradient(aepo, batch), loss_and_gradient(arpo, expected), 1e-8)
+
+
+@pytest.mark.parametrize("part", list(PARTS_OFF))
+def test_c18_each_part_of_aepo_changes_something(build, part):
+    """C18: AEPO differs from ARPO: in the rows through the rollout's parts, in the gradient through the update's."""
+    options = {}
+    if part == "branch_penalty":  # so large that after one fork there is no second
+        options = {"num_initial_rollouts": 1, "branch_alpha": 0.9, "branch_gamma": 1.0}
+    off, expected = build(AEPOTrainer, AEPOConfig, **{**PARTS_OFF, **options})
+    on, batch = build(AEPOTrainer, AEPOConfig, **{**PARTS_OFF, **options, part: True})
+    same_rows = [row.ids for row in off._rows] == [row.ids for row in on._rows]
+    if part in ("dynamic_budget", "branch_penalty"):
+        assert not same_rows
+        return
+    assert same_rows
+    for trainer in (off, on):
+        move(trainer.model)
+    plain, changed = loss_and_gradient(off, expected), loss_and_gradient(on, batch)
+    assert (plain[1] - changed[1]).abs().max() > 1e-4
+    if part == "entropy_balanced_clipping":
+        assert changed[0] == pytest.approx(plain[0], abs=1e-7)  # the value is PPO clipping's
+        assert on._metrics["train"]["aepo/preserved_frac"][-1] > 0
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("delta", [None, 1.5])
+def test_aepo_gradient_is_the_written_out_objective(build, level, delta):
+    trainer, batch = build(
+        AEPOTrainer, AEPOConfig, loss_type="dapo", delta=delta, importance_sampling_level=level, prefix_sharing="off"
+    )
+    move(trainer.model, scale=0.05)
+    loss, gradient = loss_and_gradient(trainer, batch)
+    trainer.model.zero_grad()
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    length = batch["completion_ids"].size(1)
+    logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1]
+    logps = torch.log_softmax(logits, -1).gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
+    mask = batch["completion_mask"] * batch["tool_mask"]
+    log_ratio = logps - batch["old_per_token_logps"]
+    if level == "sequence":
+        log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1)).unsqueeze(1)
+    surrogate = entropy_balanced_clip(log_ratio, batch["advantages"], 0.05, 0.05, delta)
+    expected = -(surrogate * mask).sum() / mask.sum()
+    expected.backward()
+    written = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+    assert_same_update((loss, gradient), (expected.item(), written), 2e-6)
+
+
+def test_entropy_weights_are_those_of_the_whole_batch(build):
+    plain, expected = build(AEPOTrainer, AEPOConfig, **PARTS_OFF)
+    trainer, batch = build(AEPOTrainer, AEPOConfig, **{**PARTS_OFF, "entropy_aware_advantage": True})
+    mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -mask.size(1) - 1 : -1].double()
+    log_p = torch.log_softmax(logits, -1)
+    entropies = -(log_p.exp() * log_p).sum(-1)
+    z = (entropies - entropies[mask].mean()) / entropies[mask].std()
+    weighted = expected["advantages"].unsqueeze(1) * (1 + 0.2 * z)
+    assert batch["advantages"].shape == mask.shape
+    torch.testing.assert_close(batch["advantages"][mask], weighted[mask].float(), rtol=0, atol=1e-4)
+
+
+def test_old_logprobs_are_computed_where_trl_would_not(build):
+    options = {**PARTS_OFF, "num_iterations": 1}
+    assert "old_per_token_logps" not in build(AEPOTrainer, AEPOConfig, **options)[1]
+    trainer, batch = build(AEPOTrainer, AEPOConfig, **{**options, "entropy_aware_advantage": True})
+    assert "old_per_token_logps" in batch and trainer.num_iterations == 1
+
+
+# What both must keep
+
+
+def test_two_processes_are_one(build, tiny_model_dir, tmp_path):
+    """Each process has one of the two prompts; its gradients are averaged as DDP does."""
+    worker = Path(__file__).parent.parent / "scripted_training.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(worker.parent), str(worker.parent.parent)])}
+    subprocess.run([*launch, str(worker), tiny_model_dir, str(tmp_path)], env=env, check=True, timeout=200)
+    for name, update in torch.load(tmp_path / "updates.pt").items():
+        trainer, batch = build(AEPOTrainer, AEPOConfig, **scripted_training.TWO_PROCESS_RUNS[name])
+        move(trainer.model)
+        assert_same_update(update, loss_and_gradient(trainer, batch), 1e-5)
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class", "attribution"), TRAINERS)
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
+def test_one_micro_batch_is_four(build, loss_type, trainer_class, config_class, attribution):
+    options = {"loss_type": loss_type, "attribution": attribution, "beta": 0.1}
+    updates = []
+    for micro_batch in (8, 2):
+        trainer, batch = build(trainer_class, config_class, micro_batch=micro_batch, **options)
+        move(trainer.model)
+        updates.append(loss_and_gradient(trainer, *split_tensor_dict(batch, 8 // micro_batch)))
+    assert_same_update(*updates, 1e-5)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_c17_masked_tokens_do_not_matter(build, loss_type):
+    """C17: whatever logprobs, advantages or entropies stand at tool-result tokens and padding."""
+    trainer, batch = build(
+        AEPOTrainer, AEPOConfig, loss_type=loss_type, beta=0.1, attribution="hard", importance_sampling_level="token"
+    )
+    move(trainer.model)
+    before = loss_and_gradient(trainer, batch)
+    masked = (batch["completion_mask"] * batch["tool_mask"]) == 0
+    generator = torch.Generator().manual_seed(0)
+    for name in ("old_per_token_logps", "ref_per_token_logps", "advantages"):
+        batch[name] = torch.where(masked, 5 * torch.randn(masked.shape, generator=generator), batch[name])
+    assert_same_update(before, loss_and_gradient(trainer, batch), 1e-7)
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class", "attribution"), TRAINERS)
+def test_c13_a_truncated_row_has_no_gradient(build, trainer_class, config_class, attribution):
+    """C13: `mask_truncated_completions` with a truncated row."""
+    trainer, batch = build(
+        trainer_class,
+        config_class,
+        attribution=attribution,
+        mask_truncated_completions=True,
+        script_options={"truncated": {("0", "0")}},
+    )
+    move(trainer.model)
+    assert trainer._trees[0].trajectories[0].truncated
+    whole, only = ({name: _rows(value, rows) for name, value in batch.items()} for rows in (slice(None), slice(0, 1)))
+    assert loss_and_gradient(trainer, whole)[1].abs().max() > 0
+    loss, gradient = loss_and_gradient(trainer, only)
+    assert loss == 0 and not gradient.any()
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class", "attribution"), TRAINERS)
+def test_c21_a_row_without_reward_is_left_out(build, trainer_class, config_class, attribution):
+    """C21: all rewards of a row are None."""
+    trainer, batch = build(
+        trainer_class, config_class, attribution=attribution, script_options={"unscored": {("0", "0")}}
+    )
+    move(trainer.model)
+    assert reward([trainer._rows[0].ids]) == [None]
+    assert not batch["advantages"][0].any() and batch["advantages"][1:].any()
+    loss, gradient = loss_and_gradient(trainer, {name: _rows(value, slice(0, 1)) for name, value in batch.items()})
+    assert loss == 0 and not gradient.any()
+    loss, gradient = loss_and_gradient(trainer, batch)
+    assert torch.isfinite(torch.tensor(loss)) and gradient.isfinite().all() and gradient.any()
+
+
+def _rows(value, rows):
+    return value[rows] if isinstance(value, torch.Tensor) and value.dim() > 0 else value
+
+
+def test_a_batch_without_spread_or_tokens_gives_no_nan(build):
+    """Constant rewards, and rows that are all cut off and masked."""
+    every_root = {(row, str(root)) for row in ("0", "4") for root in range(4)}
+    trainer, batch = build(
+        AEPOTrainer, AEPOConfig, mask_truncated_completions=True, script_options={"truncated": every_root}
+    )
+    loss, gradient = loss_and_gradient(trainer, batch)
+    assert loss == 0 and not gradient.any()
+    assert batch["advantages"].isfinite().all()

@@ -1,0 +1,162 @@
+"""Trainers on rows from a script: 2 prompts × 4 rows that call a search tool up to twice and fork."""
+
+import os
+import random
+import sys
+from hashlib import blake2b
+from unittest.mock import patch
+
+import torch
+from datasets import Dataset
+from scripted_engine import ScriptedEngine
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from arpo_trl import ARPOTrainer
+from arpo_trl.rollout.engine import Event
+
+
+QUESTIONS = ["the capital of France", "the capital of user"]
+GROUP = 4
+
+
+def search(query: str) -> str:
+    """Searches.
+
+    Args:
+        query: What to look for.
+    """
+    return f"Paris is the {query}."
+
+
+def reward(completion_ids, **kwargs):
+    """Something that differs from row to row and is the same for the same row; `None` for what ends with 7, 7."""
+    return [None if ids[-2] == ids[-3] == 7 else (sum(ids) % 11) / 10 for ids in completion_ids]
+
+
+def script(tokenizer, truncated=(), unscored=()):
+    """Zero to two searches, then an answer; what it says depends on the path in the tree only.
+
+    Args:
+        truncated, unscored (collection of `(row, path)`):
+            Rows by the index of their prompt's first row and their path in the tree, as strings.
+    """
+
+    def turn(request):
+        _, row, name, turns = request.id.split("/")
+        rng = random.Random(blake2b(f"{row}/{name}/{turns}".encode(), digest_size=8).digest())
+        reason = "stop"
+        if (row, name) in truncated:
+            ids, reason = [50, 60, 70], "length"
+        elif (row, name) in unscored:
+            ids = [7, 7, tokenizer.eos_token_id]
+        elif int(turns) < 2 and rng.random() < 0.75:
+            call = f'{{"name": "search", "arguments": {{"query": "{rng.choice(QUESTIONS)}"}}}}'
+            text = f"result {rng.randrange(9)}\n<tool_call>\n{call}\n</tool_call>"
+            ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
+        else:
+            ids = [*(rng.randrange(40, 300) for _ in range(rng.randrange(3, 9))), tokenizer.eos_token_id]
+        level = rng.uniform(0.5, 5.0)
+        return Event(request.id, ids, [-1.0] * len(ids), [level * rng.uniform(0.8, 1.2) for _ in ids], reason)
+
+    return turn
+
+
+def build(
+    trainer_class,
+    config_class,
+    model_dir,
+    output_dir,
+    micro_batch=8,
+    prompts=slice(None),
+    script_options=None,
+    rollout_func=None,
+    **options,
+):
+    """A trainer and its first generation batch.
+
+    Args:
+        micro_batch (`int`):
+            Rows of a micro-batch; an optimizer step takes a whole generation batch.
+        prompts (`slice`):
+            Which prompts this process has.
+        rollout_func (`Callable`, *optional*):
+            For TRL's `GRPOTrainer`, which knows no scripted engine.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    engine = ScriptedEngine(script(tokenizer, **(script_options or {})), [tokenizer.eos_token_id])
+    questions = [[{"role": "user", "content": question}] for question in QUESTIONS[prompts]]
+    args = config_class(
+        output_dir=str(output_dir),
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=len(questions) * GROUP // micro_batch,
+        num_generations=GROUP,
+        max_completion_length=400,
+        bf16=False,
+        use_cpu=True,
+        report_to=[],
+        seed=3,
+        **{"num_iterations": 2, "epsilon": 0.05, **options},
+    )
+    with patch.object(ARPOTrainer, "_make_engine", lambda self: engine):
+        trainer = trainer_class(
+            AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32),
+            reward,
+            args,
+            Dataset.from_dict({"prompt": questions}),
+            processing_class=tokenizer,
+            **({"tools": [search]} if issubclass(trainer_class, ARPOTrainer) else {"rollout_func": rollout_func}),
+        )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+    inputs = [{"prompt": prompt} for prompt in questions for _ in range(GROUP)]
+    return trainer, trainer._generate_and_score_completions(inputs)
+
+
+def move(model, scale=0.02):
+    """Changes the weights, the same each time, so that ratios leave the clipping range."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
+
+
+def loss_and_gradient(trainer, *micro_batches):
+    trainer.model.zero_grad()
+    total = 0.0
+    for inputs in micro_batches:
+        loss = trainer._compute_loss(trainer.model, inputs)
+        loss.backward()
+        total += loss.item()
+    return total, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+
+
+TWO_PROCESS_RUNS = {
+    loss_type: {"loss_type": loss_type, "attribution": attribution, "beta": 0.1}
+    for loss_type, attribution in [("grpo", "soft"), ("dr_grpo", "hard"), ("dapo", "hard")]
+}
+
+
+def main(model_dir, output_dir):
+    """One of two processes: the updates of AEPO, averaged over both, go to `output_dir/updates.pt`."""
+    import torch.distributed as dist
+
+    from arpo_trl import AEPOConfig, AEPOTrainer
+
+    updates = {}
+    for name, options in TWO_PROCESS_RUNS.items():
+        rank = int(os.environ["RANK"])
+        trainer, batch = build(
+            AEPOTrainer, AEPOConfig, model_dir, output_dir, micro_batch=4, prompts=slice(rank, rank + 1), **options
+        )
+        move(trainer.model)
+        loss, gradient = loss_and_gradient(trainer, batch)
+        update = torch.cat([torch.tensor([loss]), gradient])
+        dist.all_reduce(update)
+        updates[name] = ((update[0] / 2).item(), update[1:] / 2)
+    if rank == 0:
+        torch.save(updates, f"{output_dir}/updates.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
