@@ -1,0 +1,110 @@
+"""Recorded tool use as training data: conversations, and tagged traces as the token ids a rollout would have."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..rollout.dialects import TaggedDialect
+from ..tools.contract import ToolResult
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+    from trl import DatasetMixtureConfig
+
+
+_RESULT = re.compile(r"\s*<result>\n?(.*?)\n?</result>", re.DOTALL)
+
+
+def load_traces(source: "str | Path | DatasetMixtureConfig", name: str | None = None, split: str = "train") -> "Dataset":
+    """
+    Loads conversations.
+
+    Args:
+        source (`str`, `Path` or [`~trl.DatasetMixtureConfig`]):
+            A JSONL, JSON or parquet file, a name on the Hub, or TRL's mixture.
+        name (`str`, *optional*):
+            Configuration of a dataset on the Hub.
+        split (`str`, *optional*, defaults to `"train"`):
+            Split on the Hub or of the mixture. A single file has but one.
+
+    Raises:
+        `ValueError`: no source.
+        `FileNotFoundError`: a path to a file that is not there.
+    """
+    from datasets import Dataset, load_dataset
+    from trl import get_dataset
+
+    if source is None:
+        raise ValueError("Either `dataset_name` or `datasets` must be given.")
+    if hasattr(source, "datasets"):
+        return get_dataset(source)[split]
+    path = Path(source)
+    if path.suffix not in (".jsonl", ".json", ".parquet"):
+        return load_dataset(str(source), name, split=split)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}; check the path of the dataset.")
+    return Dataset.from_parquet(str(path)) if path.suffix == ".parquet" else Dataset.from_json(str(path))
+
+
+def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The conversation of a row, from `messages` or from `prompt` and `completion`, without empty fields."""
+    messages = row.get("messages") or [*(row.get("prompt") or []), *(row.get("completion") or [])]
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
+        raise ValueError(f"A row has the columns {sorted(row)}; it needs `messages`, or `prompt` and `completion`.")
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]
+
+
+def tokenize_tagged_trace(
+    messages: Sequence[Mapping[str, Any]], tokenizer: "PreTrainedTokenizerBase", dialect: TaggedDialect
+) -> dict[str, list[int]]:
+    """
+    Tokenises a tagged trace piece by piece, as a rollout does, with the tools' results masked.
+
+    Args:
+        messages (`Sequence[Mapping]`):
+            The prompt, then what the assistant wrote: one message that holds the results too, or assistant and tool
+            messages in turn. What stands around a result is put the way `dialect` puts it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            With a chat template, for the prompt.
+        dialect ([`~arpo_trl.rollout.dialects.TaggedDialect`]):
+            Writes the results.
+
+    Returns:
+        `dict[str, list[int]]`: `input_ids` and `labels`, equally long, labels -100 at prompt and results. The last
+        token is the tokenizer's EOS.
+
+    Raises:
+        `ValueError`: there is no assistant message, or a user message behind the first one.
+    """
+    start = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), None)
+    if start is None or any(message["role"] not in ("assistant", "tool") for message in messages[start:]):
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(f"A tagged trace needs a prompt and then assistant or tool messages only; it has: {roles}.")
+    input_ids = list(
+        tokenizer.apply_chat_template(list(messages[:start]), add_generation_prompt=True, return_dict=False)
+    )
+    labels = [-100] * len(input_ids)
+    turn: list[int] = []
+    for text, is_result in _pieces(messages[start:]):
+        if is_result:
+            ids = dialect.result_ids(turn, [], [ToolResult("", text)])
+            labels += [-100] * len(ids)
+        else:
+            ids = turn = tokenizer(text, add_special_tokens=False)["input_ids"]
+            labels += ids
+        input_ids += ids
+    return {"input_ids": [*input_ids, tokenizer.eos_token_id], "labels": [*labels, tokenizer.eos_token_id]}
+
+
+def _pieces(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
+    """What the model wrote and what the tools answered, in order, and which of the two it is."""
+    for message in messages:
+        if message["role"] == "tool":
+            yield message["content"], True
+            continue
+        for i, text in enumerate(_RESULT.split(message["content"])):
+            if text or i % 2:
+                yield text, bool(i % 2)

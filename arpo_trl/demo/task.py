@@ -1,0 +1,235 @@
+"""A generated question-answering task for a very small model: two searches, sometimes a calculation, one exact answer.
+
+The knowledge base is a hash function: `fact(entity, relation)` exists for every pair, some sixty thousand of them, so a
+model of two million parameters cannot learn them by heart and has to read tool results. A search answers with three
+short documents about the entity in shuffled order, one of which is the relevant one. The other two hold values of
+other types (a person, a city, a firm or a number), so that reading the relation's type off the query is enough to
+choose, and a policy that takes whatever stands first goes astray.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import product
+
+from ..tools.contract import ToolError
+
+
+KNOWLEDGE_SEED = 0
+# What a ship is linked to, and what those people, cities and firms have: relations by the type of their value.
+LINKS = {
+    "person": ("captain", "owner", "cook"),
+    "city": ("port", "yard", "berth"),
+    "firm": ("builder", "insurer", "charterer"),
+}
+ATTRIBUTES = {
+    "number": ("code", "rank", "age"),
+    "colour": ("flag", "seal", "livery"),
+    "animal": ("pet", "mascot", "emblem"),
+}
+NUMBERS = range(10, 90)
+OFFSETS = range(1, 10)
+YEARS = range(1900, 2000)
+COLOURS = (
+    "amber azure beige black blue bronze brown copper crimson gold green grey indigo ivory jade maroon olive orange pink "
+    "purple red silver white yellow"
+).split()
+ANIMALS = (
+    "badger bear beaver crane deer eagle falcon fox goat hare hawk heron horse lion lynx otter owl panther raven swan "
+    "stork tiger whale wolf"
+).split()
+
+
+def _invent_words(count: int) -> list[str]:
+    onsets, rimes = "bdfgklmnprstvz", ("a", "e", "i", "o", "u", "an", "el", "ir", "os", "un")
+    words = ["".join(parts).capitalize() for parts in product(onsets, rimes, onsets, rimes)]
+    return random.Random(KNOWLEDGE_SEED).sample(words, count)
+
+
+_WORDS = _invent_words(160)
+NAMES = {kind: _WORDS[40 * i : 40 * i + 40] for i, kind in enumerate(("ship", "person", "city", "firm"))}
+
+
+def _hash(*parts: object) -> int:
+    return int.from_bytes(blake2b("|".join(map(str, (KNOWLEDGE_SEED, *parts))).encode(), digest_size=8).digest())
+
+
+_VALUES = {**NAMES, "number": NUMBERS, "colour": COLOURS, "animal": ANIMALS}
+_GROUP = {relation: group for group in (LINKS, ATTRIBUTES) for relations in group.values() for relation in relations}
+
+
+def fact(relation: str, entity: str, year: int) -> str:
+    """The value of `relation` for `entity` in `year`: a name, a number, a colour or an animal."""
+    kind = next(kind for kind, relations in _GROUP[relation].items() if relation in relations)
+    return str(_VALUES[kind][_hash("fact", relation, entity, year) % len(_VALUES[kind])])
+
+
+def documents(relation: str, entity: str, year: int) -> list[tuple[str, str]]:
+    """Three (relation, value) pairs about `entity`: the asked one and two of other types, in a fixed random order."""
+    rng = random.Random(_hash("documents", relation, entity, year))
+    found = [
+        relation if relation in relations else rng.choice(relations) for relations in _GROUP[relation].values()
+    ]
+    rng.shuffle(found)
+    return [(name, fact(name, entity, year)) for name in found]
+
+
+def search(query: str) -> str:
+    """
+    Searches the knowledge base.
+
+    Args:
+        query: What to look for, as "relation of entity in year", for example "captain of Bado in 1947".
+
+    Returns:
+        Three short documents about the entity, one a line. The first is not always the best.
+    """
+    match = re.fullmatch(r"(\w+) of (.+) in (\d{4})", query.strip())
+    if match is None or match[1] not in _GROUP:
+        return "no documents"
+    return "\n".join(f"- {name}: {value}" for name, value in documents(match[1], match[2], int(match[3])))
+
+
+def calculator(expression: str) -> str:
+    """
+    Adds or subtracts two whole numbers.
+
+    Args:
+        expression: Two numbers with + or - between them, for example "47 + 5".
+
+    Returns:
+        The result after an equals sign.
+    """
+    match = re.fullmatch(r"\s*(\d{1,6})\s*([+-])\s*(\d{1,6})\s*", expression)
+    if match is None:
+        raise ToolError("expected two whole numbers with + or - between them")
+    left, sign, right = match.groups()
+    return f"= {int(left) + int(right) if sign == '+' else int(left) - int(right)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Two hops from `ship`, then `offset` added where it is not zero.
+
+    Args:
+        year (`int`):
+            The year of both facts.
+        ship (`str`):
+            Where the chain starts.
+        link (`str`):
+            Relation of the first hop, to a person, a city or a firm.
+        attribute (`str`):
+            Relation of the second hop.
+        offset (`int`, *optional*, defaults to `0`):
+            Number to add to the second value; other than zero only if that value is a number.
+    """
+
+    year: int
+    ship: str
+    link: str
+    attribute: str
+    offset: int = 0
+
+    @property
+    def text(self) -> str:
+        tail = f" {'plus' if self.offset > 0 else 'minus'} {abs(self.offset)}" if self.offset else ""
+        return f"In {self.year}, what is the {self.attribute} of the {self.link} of {self.ship}{tail}?"
+
+    @property
+    def answer(self) -> str:
+        value = fact(self.attribute, fact(self.link, self.ship, self.year), self.year)
+        return str(int(value) + self.offset) if self.offset else value
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the question is held out: one in ten is, by a hash of what it asks, whatever the seed."""
+        return _hash("split", self.year, self.ship, self.link, self.attribute) % 10 == 0
+
+
+def questions(count: int, seed: int, test: bool = False) -> list[Question]:
+    """
+    Draws different questions of one split.
+
+    Args:
+        count (`int`):
+            How many.
+        seed (`int`):
+            Seed of the draw. The knowledge base does not depend on it.
+        test (`bool`, *optional*, defaults to `False`):
+            Draw held-out questions instead of training questions.
+
+    Returns:
+        `list[Question]`: in random order; about a quarter needs the calculator.
+    """
+    rng = random.Random(f"{seed} {test}")
+    drawn: dict[Question, None] = {}
+    while len(drawn) < count:
+        calculate = rng.random() < 0.25
+        question = Question(
+            year=rng.choice(YEARS),
+            ship=rng.choice(NAMES["ship"]),
+            link=rng.choice(LINKS[rng.choice(list(LINKS))]),
+            attribute=rng.choice(ATTRIBUTES["number" if calculate else rng.choice(list(ATTRIBUTES))]),
+            offset=rng.choice((-1, 1)) * rng.choice(OFFSETS) if calculate else 0,
+        )
+        if question.is_test == test:
+            drawn[question] = None
+    return list(drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStyle:
+    """How the author of the cold-start traces behaves: always right in form, often wrong in choice.
+
+    Args:
+        blind (`tuple[float, float]`, *optional*, defaults to `(0.6, 0.45)`):
+            Probability of following whichever document stands first, at the first hop and at the second.
+        waste (`float`, *optional*, defaults to `0.12`):
+            Probability of making the first search twice.
+        early (`float`, *optional*, defaults to `0.08`):
+            Probability of answering after the first hop.
+    """
+
+    blind: tuple[float, float] = (0.6, 0.45)
+    waste: float = 0.12
+    early: float = 0.08
+
+
+def trace(question: Question, rng: random.Random, style: TraceStyle = TraceStyle()) -> str:
+    """Writes one tagged trace for `question`: calls, results and answer as one string, as a model would produce it."""
+    parts, value = [], question.ship
+    for hop, relation in enumerate((question.link, question.attribute)):
+        query = f"{relation} of {value} in {question.year}"
+        for _ in range(1 + (hop == 0 and rng.random() < style.waste)):
+            parts += [f"<search>{query}</search>", f"<result>{search(query)}</result>"]
+        found = documents(relation, value, question.year)
+        value = found[0][1] if rng.random() < style.blind[hop] else dict(found)[relation]
+        if hop == 0 and rng.random() < style.early:
+            break
+    if question.offset and value.isdecimal():
+        expression = f"{value} {'+' if question.offset > 0 else '-'} {abs(question.offset)}"
+        result = calculator(expression)
+        parts += [f"<calculator> {expression}</calculator>", f"<result>{result}</result>"]
+        value = result.removeprefix("= ")
+    return "".join([*parts, f"<answer> {value}</answer>"])
+
+
+def exact_match(completions: list[list[dict]], answer: list[str], **kwargs) -> list[float]:
+    """
+    Reward function: 1 where the last message's `<answer>` is the true answer to the letter, else 0.
+
+    Args:
+        completions (`list[list[dict]]`):
+            Messages of each completion.
+        answer (`list[str]`):
+            True answers, the dataset's column.
+
+    Returns:
+        `list[float]`: one reward for each completion.
+    """
+    rewards = []
+    for completion, truth in zip(completions, answer, strict=True):
+        given = re.findall(r"<answer>(.*?)</answer>", completion[-1]["content"] or "", re.DOTALL) if completion else []
+        rewards.append(float(bool(given) and given[-1].strip() == truth))
+    return rewards

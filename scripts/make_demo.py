@@ -1,0 +1,63 @@
+"""
+Makes what the demo starts from: an untrained model with its tokenizer, cold-start traces, and questions.
+
+    python scripts/make_demo.py --output_dir runs/demo
+
+writes `model/`, `sft.jsonl` (traces), `train.jsonl` and `test.jsonl` (questions, no question in both).
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+from arpo_trl.demo.model import build_model, build_tokenizer
+from arpo_trl.demo.task import questions, trace
+
+
+def main(args: argparse.Namespace) -> None:
+    output_dir = Path(args.output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(args.seed)
+    traces = [
+        {
+            "messages": [
+                {"role": "user", "content": question.text},
+                {"role": "assistant", "content": trace(question, rng)},
+            ]
+        }
+        for question in questions(args.num_traces, args.seed)
+    ]
+    write_rows(output_dir / "sft.jsonl", traces)
+    for split, count in (("train", args.num_train), ("test", args.num_test)):
+        drawn = questions(count, args.seed + 1, test=split == "test")
+        rows = [{"prompt": [{"role": "user", "content": q.text}], "answer": q.answer} for q in drawn]
+        write_rows(output_dir / f"{split}.jsonl", rows)
+
+    texts = [message["content"] for row in traces[:1000] for message in row["messages"]]
+    tokenizer = build_tokenizer(texts)
+    tokenizer.save_pretrained(output_dir / "model")
+    model = build_model(tokenizer, args.seed)
+    model.save_pretrained(output_dir / "model")
+    print(
+        f"{model.num_parameters() / 1e6:.1f}M parameters, {len(tokenizer)} tokens, {args.num_traces} traces, "
+        f"{args.num_train} questions and {args.num_test} held out in {output_dir}"
+    )
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", default="runs/demo", help="Folder to write to (default: runs/demo).")
+    parser.add_argument("--seed", type=int, default=0, help="Of the weights, the traces and the questions.")
+    parser.add_argument("--num_traces", type=int, default=10800, help="Cold-start traces (default: 10800).")
+    parser.add_argument("--num_train", type=int, default=480, help="Questions to train on (default: 480).")
+    parser.add_argument("--num_test", type=int, default=128, help="Held-out questions (default: 128).")
+    return parser
+
+
+if __name__ == "__main__":
+    main(make_parser().parse_args())

@@ -1,0 +1,125 @@
+"""
+Cold-starts a model on recorded tool use, before reinforcement learning. Tokens that came from tools are masked.
+
+    python scripts/sft.py --config recipes/cpu/sft.yaml
+
+Rows have a column `messages` (or `prompt` and `completion`). With `dialect: tagged` the assistant's message holds the
+whole trace, `<search>…</search> <result>…</result> … <answer>…</answer>`, as in the papers' released data; with
+`dialect: native` calls and results are messages of their own, with `tool_calls` and the role `tool`, and the schemas of
+the `tools` the recipe names stand in every prompt unless a row has `tools` of its own.
+"""
+
+from dataclasses import dataclass, field
+
+from trl import ScriptArguments
+
+from arpo_trl.recipe import finish, one_sentence_errors
+
+
+@dataclass
+class SFTScriptArguments(ScriptArguments):
+    """
+    Arguments beside those of the trainer and the model.
+
+    Args:
+        dialect (`str`, *optional*, defaults to `"native"`):
+            How tool calls look, `"native"` or `"tagged"`.
+        tools (`list`, *optional*):
+            Native dialect only: names or dotted paths of the tools whose schemas stand in the prompts.
+        max_train_samples (`int`, *optional*):
+            Train on the first so many rows.
+    """
+
+    dialect: str = field(
+        default="native",
+        metadata={
+            "help": "How tool calls look: 'native' (chat template) or 'tagged' (ARPO's tags).",
+            "choices": ["native", "tagged"],
+        },
+    )
+    tools: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Native dialect: names or dotted paths of the tools whose schemas stand in the prompts."},
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many rows."})
+
+
+def prepare(dataset, script_args, tokenizer):
+    """Brings rows into what `SFTTrainer` takes: token ids with labels (tagged), or messages with tools (native)."""
+    import json
+
+    from arpo_trl.data.traces import messages_of, tokenize_tagged_trace
+    from arpo_trl.rollout.dialects import TaggedDialect
+    from arpo_trl.tools.calling import tool_schema
+    from arpo_trl.tools.registry import resolve_tools
+
+    columns = dataset.column_names
+    if script_args.dialect == "tagged":
+        dialect = TaggedDialect(tokenizer, tools=())
+        return dataset.map(
+            lambda row: tokenize_tagged_trace(messages_of(row), tokenizer, dialect),
+            remove_columns=columns,
+            desc="Tokenizing traces",
+        )
+    schemas = json.dumps([tool_schema(tool) for tool in resolve_tools(script_args.tools).tools])
+    return dataset.map(
+        lambda row: {"messages": messages_of(row), "tools": row.get("tools") or schemas},
+        remove_columns=[column for column in columns if column not in ("messages", "tools")],
+        desc="Collecting messages",
+    )
+
+
+def main(script_args, training_args, model_args, dataset_args):
+    from transformers import AutoTokenizer
+    from trl import SFTTrainer, get_peft_config, get_quantization_config
+
+    from arpo_trl.data.traces import load_traces
+
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(training_args.model_init_kwargs or {}),
+    }
+    with one_sentence_errors():
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_args.model_name_or_path,
+            revision=model_args.model_revision,
+            trust_remote_code=training_args.trust_remote_code,
+        )
+        source = dataset_args if dataset_args.datasets else script_args.dataset_name
+        splits = {"train": script_args.dataset_train_split}
+        if training_args.eval_strategy != "no":
+            splits["test"] = script_args.dataset_test_split
+        datasets = {name: load_traces(source, script_args.dataset_config, split) for name, split in splits.items()}
+        if script_args.max_train_samples is not None:
+            datasets["train"] = datasets["train"].take(script_args.max_train_samples)
+        datasets = {name: prepare(dataset, script_args, tokenizer) for name, dataset in datasets.items()}
+        # Tagged rows carry their labels already.
+        training_args.assistant_only_loss = script_args.dialect == "native"
+        trainer = SFTTrainer(
+            model=model_args.model_name_or_path,
+            args=training_args,
+            train_dataset=datasets["train"],
+            eval_dataset=datasets.get("test"),
+            processing_class=tokenizer,
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+        )
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    finish(trainer, script_args, training_args)
+
+
+def make_parser(prog: str | None = None):
+    from trl import DatasetMixtureConfig, ModelConfig, SFTConfig, TrlParser
+
+    return TrlParser(
+        (SFTScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig), prog=prog, description=__doc__
+    )
+
+
+if __name__ == "__main__":
+    with one_sentence_errors():
+        arguments = make_parser().parse_args_and_config()
+    main(*arguments)
