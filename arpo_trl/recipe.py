@@ -180,8 +180,9 @@ def one_sentence_errors() -> Iterator[None]:
 
 
 def finish(trainer, script_args: ARPOScriptArguments, training_args: GRPOConfig) -> None:
-    """Saves the trained model, and pushes it where the recipe says so."""
+    """Saves the trained model and the log of its training, and pushes the model where the recipe says so."""
     trainer.save_model(training_args.output_dir)
+    trainer.save_state()
     trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
