@@ -90,7 +90,9 @@ class SegmentedAttention:
         for block_query, segments, mask in zip(queries, self.key_segments, self.masks, strict=True):
             block_key = torch.cat([keys[segment] for segment in segments], dim=2)
             block_value = torch.cat([values[segment] for segment in segments], dim=2)
-            outputs.append(sdpa_attention_forward(module, block_query, block_key, block_value, mask, scaling=scaling)[0])
+            outputs.append(
+                sdpa_attention_forward(module, block_query, block_key, block_value, mask, scaling=scaling)[0]
+            )
         return torch.cat(outputs, dim=1)
 
 
