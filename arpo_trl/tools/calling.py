@@ -201,7 +201,7 @@ def _without_context(function: Callable) -> Callable:
 
 def is_transient(error: BaseException) -> bool:
     """Whether trying again may help: [`InfrastructureError`], a failed connection, an HTTP answer such as 429 or 503
-    (read from `error.response.status_code`, `error.status_code` or `error.code`)."""
+    (read from the error's `response.status_code`, `status_code`, `status` or `code`)."""
     if isinstance(error, (InfrastructureError, ConnectionError)):
         return True
     # httpx, requests and aiohttp name these classes alike and derive them from nothing in common.
@@ -211,16 +211,12 @@ def is_transient(error: BaseException) -> bool:
         "ClientConnectionError",
     }:
         return True
+    if not isinstance(error, Exception):  # `SystemExit` has a `code` too
+        return False
     response = getattr(error, "response", None)
-    for status in (getattr(response, "status_code", None), getattr(error, "status_code", None), _http_code(error)):
-        if status in TRANSIENT_STATUS:
-            return True
-    return False
-
-
-def _http_code(error: BaseException) -> int | None:
-    code = getattr(error, "code", None)
-    return code if type(code) is int else None
+    statuses = [getattr(response, "status_code", None)]
+    statuses += [getattr(error, name, None) for name in ("status_code", "status", "code")]
+    return any(type(status) is int and status in TRANSIENT_STATUS for status in statuses)
 
 
 def to_content(value: Any, limit: int) -> str | list[dict[str, Any]]:

@@ -347,7 +347,7 @@ class ToolRunner:
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(job.options.max_retries + 1), tenacity.stop_when_event_set(job.over)
             ),
-            wait=tenacity.wait_exponential_jitter(initial=0.5, max=8, jitter=0.25),
+            wait=tenacity.wait_exponential(multiplier=0.5, max=8) + tenacity.wait_random(0, 0.25),
             sleep=tenacity.sleep_using_event(job.over),
             reraise=True,
         )

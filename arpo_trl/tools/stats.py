@@ -1,6 +1,5 @@
 """What is counted of tool calls."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .contract import ToolResult
@@ -29,17 +28,3 @@ class ToolStats:
             self.timeouts += result.failure == "timeout"
             self.infrastructure += result.failure == "infrastructure"
             self.last_error = str(result.content)[:300]
-
-
-def tool_metrics(stats: Mapping[str, ToolStats]) -> dict[str, float]:
-    """`tools/{name}/{calls,failures,timeouts,infrastructure,latency_s,cache_hit_rate}` of these counts; latency is the
-    mean per call."""
-    metrics = {}
-    for name, s in stats.items():
-        metrics[f"tools/{name}/calls"] = float(s.calls)
-        metrics[f"tools/{name}/failures"] = float(s.failures)
-        metrics[f"tools/{name}/timeouts"] = float(s.timeouts)
-        metrics[f"tools/{name}/infrastructure"] = float(s.infrastructure)
-        metrics[f"tools/{name}/latency_s"] = s.latency_s / s.calls if s.calls else 0.0
-        metrics[f"tools/{name}/cache_hit_rate"] = s.cache_hits / s.calls if s.calls else 0.0
-    return metrics
