@@ -7,6 +7,7 @@
 # an "AS IS" BASIS, WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the License for the
 # specific language governing permissions and limitations under the License.
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -59,11 +60,13 @@ def extras() -> dict[str, list[str]]:
     return table | {"dev": sorted(requirement for name in tested for requirement in DEPENDENCIES[name])}
 
 
+ROOT = Path(__file__).parent
+
 setup(
     name="arpo-trl",
-    version="0.1.0",
+    version=re.search(r'^__version__ = "(.+)"$', (ROOT / "arpo_trl" / "__init__.py").read_text(), re.MULTILINE)[1],
     description="ARPO and AEPO for TRL: agentic reinforcement learning with rollouts that fork after tool results",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],

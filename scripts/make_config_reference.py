@@ -13,10 +13,17 @@ import inspect
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 
 # Title, introduction, module and class of each section.
 SECTIONS = (
+    (
+        "Model, data, rewards and tools",
+        "And everything in TRL's `ModelConfig`, `ScriptArguments` and `DatasetMixtureConfig`.",
+        "arpo_trl.recipe",
+        "ARPOScriptArguments",
+    ),
     (
         "ARPO",
         "Everything in TRL's [GRPOConfig](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig) is valid too.",
@@ -47,19 +54,20 @@ def read_docstring(cls: type) -> list[tuple[str | None, dict[str, str]]]:
         `list[tuple[str | None, dict[str, str]]]`: For each block its title and the descriptions by argument.
     """
     groups: list[tuple[str | None, dict[str, str]]] = []
-    title, name = None, None
+    title, names = None, []
     for line in inspect.cleandoc(cls.__doc__).splitlines():
         if line.startswith("> "):
             title = line[2:]
         elif line == "Args:":
             groups.append((title, {}))
-        elif groups and (entry := re.fullmatch(r" {4}(\w+) \(.*\):", line)):
-            name = entry[1]
-            groups[-1][1][name] = ""
-        elif groups and name and line.startswith(" " * 8):
-            groups[-1][1][name] += " " * bool(groups[-1][1][name]) + line.strip()
+        elif groups and (entry := re.fullmatch(r" {4}([\w, ]+) \(.*\):", line)):
+            names = entry[1].split(", ")
+            groups[-1][1].update(dict.fromkeys(names, ""))
+        elif groups and line.startswith(" " * 8):
+            for name in names:
+                groups[-1][1][name] = f"{groups[-1][1][name]} {line.strip()}".strip()
         elif line and not line.startswith(" "):
-            name = None
+            names = []
     return groups
 
 
@@ -68,10 +76,14 @@ def own_fields(cls: type) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(cls) if field.name in cls.__annotations__}
 
 
+def default_value(field: dataclasses.Field) -> Any:
+    return field.default_factory() if field.default is dataclasses.MISSING else field.default
+
+
 def default_of(field: dataclasses.Field) -> str:
     if field.default is field.default_factory:  # both MISSING
         return "required"
-    default = field.default_factory() if field.default is dataclasses.MISSING else field.default
+    default = default_value(field)
     return f"`{json.dumps(default) if isinstance(default, str) else default}`"
 
 
@@ -92,7 +104,7 @@ def render_class(cls: type) -> str:
             parts.append(f"### {title}\n")
         parts.append("| Option | Type | Default | Meaning |\n|---|---|---|---|")
         for name, description in group.items():
-            kind = inspect.formatannotation(fields[name].type).replace(" | None", "")
+            kind = inspect.formatannotation(fields[name].type).replace(" | None", "").replace("typing.", "")
             cells = (f"`{name}`", f"`{kind}`", default_of(fields[name]), description)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         parts.append("")
