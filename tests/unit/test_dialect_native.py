@@ -235,6 +235,9 @@ def test_every_template_reads_its_own_call(family):
     turn = dialect.read(ids, "stop", TOOLS)
     assert turn.calls == [ToolCall("search", arguments)]
     assert dialect.read(ids, "length", TOOLS).calls == []
+    for nothing in ([], [tokenizer.eos_token_id], [len(tokenizer) + 5]):
+        turn = dialect.read(nothing, "stop", TOOLS)
+        assert turn.answered and turn.message["content"] == turn.message.get("reasoning_content", "") == ""
 
 
 def test_a_sampled_stop_token_is_not_repeated_as_the_next_messages_opening():
@@ -311,6 +314,12 @@ def test_a_final_turn(qwen):
     assert turn.message == {"role": "assistant", "content": "It is Paris.", "reasoning_content": "hm"}
 
 
+@pytest.mark.parametrize("finish_reason", ["stop", "length"])
+def test_thinking_that_is_never_closed(qwen, finish_reason):
+    turn = read(qwen, "<think>\nhm", finish_reason)
+    assert turn.message == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+
+
 def test_a_call_inside_thinking_is_a_thought(qwen):
     turn = read(qwen, '<think>\n<tool_call>{"name": "search", "arguments": {}}</tool_call>\n</think>\n\nNo.<|im_end|>')
     assert turn.answered
@@ -383,7 +392,8 @@ def test_any_ids_are_read(pair, data):
     ]
     fragments += ['{"name": "search", "parameters": {"query": "x"}}', "<|im_end|>", "<|eot_id|>", '"parameters": ']
     ids = st.one_of(
-        st.lists(st.integers(0, len(tokenizer) - 1), max_size=40),
+        # A model may have more ids than its tokenizer.
+        st.lists(st.integers(0, len(tokenizer) + 9), max_size=40),
         st.lists(st.sampled_from(fragments), max_size=8).map(lambda parts: encode(tokenizer, "".join(parts))),
     )
     turn_ids = data.draw(ids)

@@ -224,7 +224,8 @@ def test_c05_a_turn_cut_off_has_no_calls(qwen, end):
 @given(data=st.data())
 def test_any_ids_are_read(pair, data):
     dialect, tokenizer = pair
-    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=40))
+    # A model may have more ids than its tokenizer.
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) + 9), max_size=40))
     ids += [id for part in data.draw(st.lists(st.sampled_from(FRAGMENTS))) for id in encode(tokenizer, part)]
     reason = data.draw(st.sampled_from(["stop", "length", "error", "cancelled"]))
     turn = dialect.read(ids, reason, TOOLS)

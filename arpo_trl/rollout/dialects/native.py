@@ -94,7 +94,6 @@ class NativeDialect:
                 chat_template = get_training_chat_template(processing_class)
         self.chat_template = chat_template
         self.stop_token_ids = frozenset([self._tokenizer.eos_token_id, *stop_token_ids])
-
         self._schemas: dict[Callable, dict[str, Any]] = {}
 
         self._load_response_template()
@@ -105,6 +104,7 @@ class NativeDialect:
         self._generation_prompt = self._render(question, True).removeprefix(self._render(question, False))
         self._encoder = TextEncoder(self._tokenizer)
         stop_tokens = {self._tokenizer.convert_ids_to_tokens(id): id for id in self.stop_token_ids}
+        stop_tokens.pop(None, None)  # ids that the model has and the tokenizer has not
         self._renderer = ToolMessageRenderer(self._render, stop_tokens)
         self._end_of_turn_id = self._renderer.boundary("tool").end_of_turn_id
         if self._end_of_turn_id is None:
@@ -133,12 +133,7 @@ class NativeDialect:
         text_message = {"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)}
         # Response templates recognise the end of a turn by its usual token, whichever one was sampled.
         closed = ids if self._end_of_turn_id is None else [*ids, self._end_of_turn_id]
-        try:
-            message = parse_response(
-                self._tokenizer, closed, prefix=self._generation_prompt, tools=[self._schema(tool) for tool in tools]
-            )
-        except _PARSE_ERRORS:
-            message = text_message
+        message = self._parse(closed, tools) or text_message
         if finish_reason != "stop":
             return Turn(text_message if "tool_calls" in message else message)
 
@@ -270,6 +265,23 @@ class NativeDialect:
                 "end; pass its end-of-turn token in `stop_token_ids` or make it the tokenizer's `eos_token`.",
                 sorted(stop_tokens),
             )
+
+    def _parse(self, ids: list[int], tools: list[Callable]) -> dict[str, Any] | None:
+        """TRL's reading of a turn; `None` where there is nothing to read or its parser fails."""
+        if not ids:
+            return None
+        try:
+            message = parse_response(
+                self._tokenizer, ids, prefix=self._generation_prompt, tools=[self._schema(tool) for tool in tools]
+            )
+        except _PARSE_ERRORS:
+            return None
+        # Thinking that was never closed runs up to the end-of-turn token, and would hold its text.
+        end = "" if self._end_of_turn_id is None else self._tokenizer.decode([self._end_of_turn_id])
+        return {
+            key: value.removesuffix(end).rstrip() if isinstance(value, str) else value
+            for key, value in message.items()
+        }
 
     def _read_each_call(self, ids: list[int], names: list[str]) -> list[tuple[ToolCall, dict[str, Any] | None]]:
         text = self._tokenizer.decode(ids)
