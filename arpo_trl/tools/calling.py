@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from transformers.utils import get_json_schema
 
 from .contract import InfrastructureError, ToolContext, ToolError
 
@@ -170,6 +169,10 @@ def tool_schema(tool: Callable) -> dict[str, Any]:
     Raises:
         `ValueError`: where no schema can be made, naming the tool and what is missing.
     """
+    from transformers.utils import (
+        get_json_schema,  # seconds to import, and isolated tools need the rest of this module
+    )
+
     schema = getattr(tool, "schema", None)
     if isinstance(schema, Mapping):
         return dict(schema) if "function" in schema else {"type": "function", "function": dict(schema)}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from .calling import describe_error, is_transient
 from .contract import InfrastructureError, ToolError
 
 
@@ -96,12 +97,11 @@ class IsolatedTool:
 
     def _discard(self, worker: "_Worker") -> None:
         with self._lock:
-            known = worker in self._all
-            self._all.discard(worker)
-        if known:
-            worker.process.kill()
-            worker.process.join()
-            worker.connection.close()
+            if worker in self._all:
+                self._all.discard(worker)
+                worker.process.kill()
+                worker.process.join()
+                worker.connection.close()
 
 
 class _Worker:
@@ -113,8 +113,6 @@ class _Worker:
 
 
 def _serve(connection: Connection, tool: Callable) -> None:
-    from .calling import describe_error, is_transient
-
     while True:
         try:
             arguments = connection.recv()

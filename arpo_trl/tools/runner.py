@@ -53,6 +53,10 @@ class _Job:
     started: float = 0.0
     running_future: Future | None = None
 
+    @property
+    def deadline(self) -> float:
+        return self.started + self.options.timeout_s
+
 
 class ToolRunner:
     """Runs tool calls in parallel, within each tool's limits.
@@ -255,22 +259,19 @@ class ToolRunner:
         with self._lock:
             while not self._closed:
                 now = time.monotonic()
-                wake = [t for t in (self._start_waiting(now), self._expire(now)) if t is not None]
+                self._expire(now)
+                wake = [self._start_waiting(now)]
+                wake += [job.deadline for jobs in self._running.values() for job in jobs]
+                wake = [moment for moment in wake if moment is not None]
                 self._changed.wait(min(wake) - time.monotonic() if wake else None)
 
-    def _expire(self, now: float) -> float | None:
-        """Answers what is over time; returns when the next call will be."""
-        next_deadline = None
+    def _expire(self, now: float) -> None:
+        """Answers what is over time."""
         for jobs in self._running.values():
-            for job in list(jobs):
-                deadline = job.started + job.options.timeout_s
-                if deadline <= now:
-                    text = f"The call of '{job.name}' took longer than {job.options.timeout_s:g} s and was given up."
-                    self._abandon(job)
-                    self._answer(job, ToolResult(job.name, text, "timeout", now - job.started))
-                elif next_deadline is None or deadline < next_deadline:
-                    next_deadline = deadline
-        return next_deadline
+            for job in [job for job in jobs if job.deadline <= now]:
+                text = f"The call of '{job.name}' took longer than {job.options.timeout_s:g} s and was given up."
+                self._abandon(job)
+                self._answer(job, ToolResult(job.name, text, "timeout", now - job.started))
 
     def _start_waiting(self, now: float) -> float | None:
         """Starts what the limits allow; returns when a rate limit allows the next start."""
@@ -330,7 +331,7 @@ class ToolRunner:
             lambda: self._call(job, STORED_CHARS),
             job.options,
             job.over,
-            job.started + job.options.timeout_s,
+            job.deadline,
         )
         return to_content(content, job.options.max_output_chars), failure, cached
 
@@ -355,7 +356,7 @@ class ToolRunner:
 
     def _call_once(self, job: _Job) -> Any:
         if isinstance(job.tool, IsolatedTool):
-            return job.tool.call(job.arguments, job.over, job.started + job.options.timeout_s)
+            return job.tool.call(job.arguments, job.over, job.deadline)
         value = job.tool(**job.arguments)
         if not inspect.isawaitable(value):
             return value
