@@ -1,7 +1,9 @@
 """TRL's vLLM backend with an engine that the rollout can drive: entropy probe, free engine options, sync on CPU too."""
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,21 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.platforms import current_platform
 
 from .rollout.vllm_engine import VLLMEngine, build_llm
+
+
+@contextmanager
+def _quiet_reload() -> Iterator[None]:
+    """Drops vLLM's warning, at each reload, that modules without weights of their own were not given any."""
+    logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(("RotaryEmbedding: ", "ParallelLMHead: "))
+
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 class ARPOVLLMGeneration(VLLMGeneration):
@@ -152,9 +169,9 @@ class ARPOVLLMGeneration(VLLMGeneration):
     def _reload_weights_on_cpu(self, model_runner: Any) -> None:
         # The CPU backend repacks weights, so that only a full reload fits. It may hold tensors until their layer is
         # complete, and adapters are unmerged and shards released in place meanwhile: it gets copies.
-        model_runner.reload_weights(
-            weights_iterator=((name, param.clone()) for name, param in self._iter_named_params())
-        )
+        weights = ((name, param.clone()) for name, param in self._iter_named_params())
+        with _quiet_reload():
+            model_runner.reload_weights(weights_iterator=weights)
         # A head tied to the embedding has no weight of its own to load and would keep its old repacked copy.
         owners: dict[int, torch.nn.Module] = {}
         for module in model_runner.get_model().modules():
