@@ -97,7 +97,12 @@ def build(
         seed=3,
         **{"num_iterations": 2, "epsilon": 0.05, **options},
     )
-    with patch.object(ARPOTrainer, "_make_engine", lambda self: engine):
+
+    def make_engine(self):
+        self._tensor_parallel = None
+        return engine
+
+    with patch.object(ARPOTrainer, "_make_engine", make_engine):
         trainer = trainer_class(
             AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32),
             reward,

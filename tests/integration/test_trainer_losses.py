@@ -164,7 +164,7 @@ def test_old_logprobs_are_computed_where_trl_would_not(build):
 def test_two_processes_are_one(build, tiny_model_dir, tmp_path):
     """Each process has one of the two prompts; its gradients are averaged as DDP does."""
     worker = Path(__file__).parent.parent / "scripted_training.py"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(worker.parent), str(worker.parent.parent)])}
     subprocess.run([*launch, str(worker), tiny_model_dir, str(tmp_path)], env=env, check=True, timeout=200)
     for name, update in torch.load(tmp_path / "updates.pt").items():
