@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _RESULT = re.compile(r"\s*<result>\n?(.*?)\n?</result>", re.DOTALL)
 
 
-def load_traces(source: "str | Path | DatasetMixtureConfig", name: str | None = None, split: str = "train") -> "Dataset":
+def load_traces(
+    source: "str | Path | DatasetMixtureConfig", name: str | None = None, split: str = "train"
+) -> "Dataset":
     """
     Loads conversations.
 

@@ -23,21 +23,18 @@ def extract_boxed(text: str) -> str | None:
     Returns:
         `str` or `None`: the content without surrounding blanks, possibly empty; `None` where there is no complete box.
     """
-    opened: list[tuple[int, bool]] = []
-    content = None
+    opened: list[tuple[int, int, bool]] = []
+    box = None  # (start of the command, start of the content, end of the content, end of the box)
     for match in _BRACES.finditer(text):
-        if match["box"]:
-            opened.append((match.end(), True))
-        elif match["open"]:
-            opened.append((match.end(), False))
+        if match["box"] or match["open"]:
+            opened.append((match.start(), match.end(), match["box"] is not None))
         elif match["close"] and opened:
-            start, is_box = opened.pop()
-            if is_box:
-                content = text[start : match.start()].strip()
-    if content is None:
-        return None
-    inner = extract_boxed(content) if content.startswith(("\\boxed", "\\fbox")) and content.endswith("}") else None
-    return content if inner is None else inner
+            command, start, is_box = opened.pop()
+            if not is_box:
+                continue
+            holds_only_a_box = box is not None and (start, match.start()) == (box[0], box[3])
+            box = (command, *(box[1:3] if holds_only_a_box else (start, match.start())), match.end())
+    return None if box is None else text[box[1] : box[2]].strip()
 
 
 def final_part(text: str) -> str:

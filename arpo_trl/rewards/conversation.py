@@ -10,8 +10,8 @@ def message_text(message: dict[str, Any]) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        blocks = [block if isinstance(block, str) else block.get("text") for block in content if block]
-        return "".join(text for text in blocks if isinstance(text, str))
+        texts = [block.get("text") if isinstance(block, dict) else block for block in content]
+        return "".join(text for text in texts if isinstance(text, str))
     return ""
 
 

@@ -157,6 +157,9 @@ def compare(prediction: str, gold: str) -> float | None:
         based = _BASE.fullmatch(simplify_latex(prediction)), _BASE.fullmatch(simplify_latex(gold))
         if all(based):
             return float(based[0].groups() == based[1].groups())
+        listed = _compare_lists(prediction, gold)
+        if listed is not None:
+            return listed
         if gold_kind != "text":
             return None if len(prediction) <= _MAX_MATH_CHARS else 0.0
     prediction, gold = simplify_latex(prediction), simplify_latex(gold)
@@ -171,6 +174,42 @@ def compare(prediction: str, gold: str) -> float | None:
         chosen = _CHOICE.match(prediction)
         return float(chosen is not None and chosen[1].casefold() == choice[1].casefold())
     return token_f1(prediction, gold)
+
+
+def _compare_lists(prediction: str, gold: str) -> float | None:
+    """
+    Compares tuples, intervals, sets and bare lists whose parts are numbers: brackets and order count in the first two.
+
+    Returns:
+        `float` or `None`: `None` where either is no such list, or a part needs algebra.
+    """
+    (opening, predicted, closing), (gold_opening, expected, gold_closing) = _list_parts(prediction), _list_parts(gold)
+    if not predicted or not expected:
+        return None
+    predicted_numbers, expected_numbers = [parse_quantity(p) for p in predicted], [parse_quantity(p) for p in expected]
+    if None in predicted_numbers or None in expected_numbers:
+        return None
+    unordered = {opening + closing, gold_opening + gold_closing} <= {"", "{}"}
+    if not unordered and (opening, closing) != (gold_opening, gold_closing):
+        return None if "" in (opening, gold_opening) else 0.0
+    if len(predicted) != len(expected):
+        return 0.0
+    if unordered:
+        predicted_numbers.sort(key=lambda quantity: quantity.value)
+        expected_numbers.sort(key=lambda quantity: quantity.value)
+    return float(all(map(quantities_equal, predicted_numbers, expected_numbers)))
+
+
+def _list_parts(text: str) -> tuple[str, list[str], str]:
+    """Opening bracket, parts and closing bracket of a list without inner brackets; no parts where it is none."""
+    text = simplify_latex(text).replace("\\{", "{").replace("\\}", "}").strip()
+    opening, closing = ("", "")
+    if len(text) > 2 and text[0] in "([{" and text[-1] in ")]}":
+        opening, closing, text = text[0], text[-1], text[1:-1]
+    parts = re.split(r",(?=\s)|;|,(?!\d{3}(?!\d))", text)
+    if len(parts) < 2 or re.search(r"[()\[\]]", text):
+        return opening, [], closing
+    return opening, [part.strip() for part in parts], closing
 
 
 def _gold_quantity(gold: str, kind: Kind) -> Quantity | None:

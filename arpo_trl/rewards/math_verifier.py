@@ -14,7 +14,8 @@ from pathlib import Path
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _START_S = 120.0
-_GRACE_S = 0.5
+# The worker ends itself by CPU time; this wall time is for one that does not answer for any other reason.
+_SILENCE_S = 120.0
 _PAIRS_PER_WORKER = 64
 _CACHE_SIZE = 20_000
 
@@ -36,11 +37,11 @@ class _Worker:
             )
             if self._read_line(_START_S) != b"ready\n":
                 self.stop()
-                raise RuntimeError("The math-verify worker did not start; check `python -c 'import math_verify'`.")
+                raise RuntimeError("The math-verify worker did not start; install it with `pip install math-verify`.")
         try:
             self.process.stdin.write(json.dumps([prediction, gold, timeout_s]).encode() + b"\n")
             self.process.stdin.flush()
-            answer = self._read_line(timeout_s + _GRACE_S)
+            answer = self._read_line(_SILENCE_S)
         except BrokenPipeError:
             answer = b""
         if not answer:
@@ -73,7 +74,7 @@ class MathVerifier:
         num_workers (`int`, *optional*, defaults to `min(4, number of CPUs)`):
             Most worker processes. Each one is started when a batch is large enough for it, and then kept.
         timeout_s (`float`, *optional*, defaults to `3.0`):
-            Seconds for one pair.
+            Seconds of CPU time for one pair.
     """
 
     def __init__(self, num_workers: int | None = None, timeout_s: float = 3.0):

@@ -4,6 +4,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 
 # Longer numerals and exponents are no answers to anything, and would make exact arithmetic slow.
@@ -153,6 +154,7 @@ class Quantity:
     name: str = ""
 
 
+@lru_cache(maxsize=512)
 def simplify_latex(text: str) -> str:
     r"""Takes off what only sets the type: `$`, `\left`, `\text{}`, `\,`, `\dfrac`, degree signs, odd minus signs."""
     text = " ".join(text.translate(_MINUS).split())
@@ -169,6 +171,7 @@ def simplify_latex(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
+@lru_cache(maxsize=512)
 def parse_quantity(text: str) -> Quantity | None:
     r"""
     Reads a text that is a number and nothing else: "-3", "1,000", "\frac{1}{2}", "1 1/2", "2.5e3", "55\%", "$18",
