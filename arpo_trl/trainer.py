@@ -1,17 +1,20 @@
 """`ARPOTrainer`: TRL's `GRPOTrainer` with rollouts that fork."""
 
 import contextlib
+import functools
 import sys
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
+from trl.models import unwrap_model_for_generation
 
 from .branching import BranchingOptions
 from .config import ARPOConfig
@@ -22,6 +25,7 @@ from .rollout.dialect import make_dialect
 from .rollout.engine import Engine
 from .rollout.environments import Environments
 from .rollout.sampler import Limits, Prompt, Sampler
+from .rollout.tensor_parallel import TensorParallelRollout
 from .rollout.tree import RolloutTree, Row, Trajectory
 from .tools.cache import ToolCache
 from .tools.calling import tool_name, tool_schema
@@ -161,8 +165,11 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             raise ValueError("Rows fork after tool results, but there are no tools. Pass `tools`, or branching=False.")
         if args.use_vllm and args.vllm_mode != "colocate":
             raise ValueError(f"vllm_mode={args.vllm_mode!r} is not supported. Use vllm_mode='colocate'.")
-        if args.use_vllm and args.vllm_tensor_parallel_size > 1:
-            raise ValueError("vllm_tensor_parallel_size > 1 is not supported. Use 1.")
+        if args.use_vllm and args.vllm_tensor_parallel_size > 1 and environment_factory is not None:
+            raise ValueError(
+                "Environments live in one process each, but with vllm_tensor_parallel_size > 1 one process calls the "
+                "tools of several. Use vllm_tensor_parallel_size=1."
+            )
 
     # What the sampler is made of
 
@@ -188,8 +195,9 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             result_tokens=args.max_tool_result_length,
             seconds=args.rollout_timeout,
         )
+        engine = self._make_engine()
         return Sampler(
-            self._make_engine(),
+            engine,
             self._dialect,
             self._tool_runner,
             limits,
@@ -198,6 +206,7 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             vocab_size=self.model.config.get_text_config().vocab_size,
             seed=args.seed,
             lockstep=args.deterministic_rollouts,
+            seed_requests=self._tensor_parallel is not None,
         )
 
     @property
@@ -221,11 +230,35 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
         return self.args.num_initial_rollouts
 
     def _make_engine(self) -> Engine:
+        self._tensor_parallel = None
         if self.use_vllm:
-            return self.vllm_generation.make_engine(self._dialect.stop_token_ids)
-        from .rollout.hf_engine import engine_for_trainer
+            engine = self.vllm_generation.make_engine(self._dialect.stop_token_ids)
+            if self.vllm_tensor_parallel_size == 1:
+                return engine
+            self._tensor_parallel = TensorParallelRollout(
+                engine, self.vllm_tensor_parallel_size, timedelta(seconds=self.args.ddp_timeout)
+            )
+            return self._tensor_parallel.engine
+        if self.is_fsdp_enabled or self._dist.is_zero3:
+            raise ValueError("A sharded model cannot generate by itself. Set use_vllm=True.")
+        from .rollout.hf_engine import TransformersEngine
 
-        return engine_for_trainer(self, self._dialect.stop_token_ids)
+        return TransformersEngine(
+            lambda: unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ),
+            self._dialect.stop_token_ids,
+            self.model.config.get_text_config().max_position_embeddings,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            generation_kwargs=self.args.generation_kwargs,
+            seed=self.args.seed + self.accelerator.process_index,
+        )
 
     # TRL's contract: prompts in, rows out
 
@@ -239,7 +272,7 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
         size = self.num_generations if mode == "train" else 1
         prompt_ids, images = self._tokenize(prompts, size)
         groups = self._groups(prompt_ids, images, size)
-        trees = self._trees = self._sampler.run(groups, self._rollouts[mode], training=mode == "train")
+        trees = self._trees = self._sample(groups, mode)
         self._rollouts[mode] += 1
         for index, (tree, group) in enumerate(zip(trees, groups, strict=True)):
             self._adopt(tree, group, index * size, prompts, prompt_ids, images)
@@ -288,6 +321,18 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             groups.append(Prompt(prompt_ids[rows], first_row + start, environments, images[rows] if images else None))
         return groups
 
+    def _sample(self, groups: list[Prompt], mode: str) -> list[RolloutTree]:
+        run = functools.partial(self._sampler.run, generation=self._rollouts[mode], training=mode == "train")
+        if self._tensor_parallel is None:
+            return run(groups)
+
+        def sample_all(brought: list[list[tuple]]) -> list[list[RolloutTree]]:
+            shared = Environments(self._shared_tools)
+            trees = iter(run([Prompt(ids, row, shared, images) for part in brought for ids, row, images in part]))
+            return [[next(trees) for _ in part] for part in brought]
+
+        return self._tensor_parallel.run([(group.ids, group.row, group.images) for group in groups], sample_all)
+
     def _adopt(
         self, tree: RolloutTree, group: Prompt, start: int, prompts: list, prompt_ids: list, images: list | None
     ) -> None:
@@ -309,8 +354,10 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             totals = self.accelerator.reduce(torch.stack([dropped.sum(), mask.sum()]).float(), reduction="sum")
             self._metrics[mode]["sampling/masked_token_frac"].append((totals[0] / totals[1].clamp(min=1)).item())
         if mode == "train" and self.args.attribution == "hard":
-            identities = token_identities(self._paths(), output["completion_ids"].size(1))
-            output["advantages"] = hard_attribution(output["advantages"], identities.to(output["advantages"].device))
+            advantages = output["advantages"]
+            identities = token_identities(self._paths(), output["completion_ids"].size(1)).to(advantages.device)
+            trained = self._scored & output["tool_mask"].any(dim=1)
+            output["advantages"] = hard_attribution(advantages, identities, trained)
         return output
 
     def _paths(self) -> list[list[tuple[int, int]]]:
@@ -331,7 +378,12 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             rewards.isnan().all(dim=1).logical_or(broken).float().mean().item()
         )
         rewards[broken] = torch.nan
+        first = self.accelerator.process_index * len(prompts)
+        self._scored = ~rewards[first : first + len(prompts)].isnan().all(dim=1)
         return rewards
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, with_guarded_logps(inputs))
 
     # Metrics
 
@@ -369,6 +421,25 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
 
     def _trajectories(self) -> list[Trajectory]:
         return [trajectory for tree in self._trees for trajectory in tree.trajectories]
+
+
+def sampled_mask(inputs: Mapping[str, Any]) -> torch.Tensor:
+    """1 for the tokens of a TRL batch that the policy sampled, of shape (B, T)."""
+    mask = inputs["completion_mask"]
+    return mask if "tool_mask" not in inputs else mask * inputs["tool_mask"]
+
+
+def with_guarded_logps(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch with old and reference log-probabilities that TRL's loss can take whatever they are: it multiplies
+    exponentials of their differences by the mask, and 0 · inf is not 0."""
+    guarded, masked = dict(inputs), sampled_mask(inputs) == 0
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        if name in guarded:
+            guarded[name] = guarded[name].masked_fill(masked, 0.0)
+    if "old_per_token_logps" in guarded:
+        # log π_θ is at most 0, so that the ratio is at most exp(80), which float32 holds.
+        guarded["old_per_token_logps"] = guarded["old_per_token_logps"].clamp(min=-80.0)
+    return guarded
 
 
 def rollout_info(trajectory: Trajectory) -> dict[str, Any]:

@@ -111,6 +111,8 @@ class Sampler:
         lockstep (`bool`, *optional*, defaults to `False`):
             All live requests end before tools start, all tools end before requests start, every request has a seed:
             the same seed gives the same rows.
+        seed_requests (`bool`, *optional*, defaults to `False`):
+            Gives every request a seed without lock-step, as tensor parallel ranks need it.
         on_progress (`Callable[[list[RolloutTree], int], None]`, *optional*):
             Called after every step with the trees and the number of running tool turns.
     """
@@ -126,6 +128,7 @@ class Sampler:
         vocab_size: int = 2,
         seed: int = 0,
         lockstep: bool = False,
+        seed_requests: bool = False,
         on_progress: Callable[[list[RolloutTree], int], None] | None = None,
     ):
         self.engine, self.dialect, self.runner, self.limits = engine, dialect, runner, limits
@@ -133,6 +136,7 @@ class Sampler:
             branching = dataclasses.replace(branching, order="ranked")
         self.branching, self.num_initial, self.vocab_size = branching, num_initial, vocab_size
         self.seed, self.lockstep, self.on_progress = seed, lockstep, on_progress
+        self.seed_requests = seed_requests or lockstep
         self.tool_wait_s = 0.0
         self._rollouts = 0
 
@@ -226,7 +230,7 @@ class Sampler:
             prompt_ids=group.tree.prefix_ids(trajectory),
             max_tokens=self._room(active),
             watch=group.watch(trajectory),
-            seed=request_seed(*group.key, trajectory.path, trajectory.turns) if self.lockstep else None,
+            seed=request_seed(*group.key, trajectory.path, trajectory.turns) if self.seed_requests else None,
             images=images or None,
         )
         trajectory.append(sampled=True)
