@@ -19,6 +19,8 @@ from transformers.generation.logits_process import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from trl import GRPOTrainer
+from trl.models import unwrap_model_for_generation
 
 from .engine import Event, Request
 from .entropy import entropy_from_logits
@@ -319,3 +321,33 @@ class TransformersEngine:
             return {}
         values = entropy_from_logits(logits[torch.tensor(watched, device=logits.device)]).tolist()
         return {index: [value] for index, value in zip(watched, values, strict=True)}
+
+
+def engine_for_trainer(trainer: GRPOTrainer, stop_token_ids: Iterable[int]) -> TransformersEngine:
+    """The engine over a trainer's own model, with the trainer's sampling settings.
+
+    Raises:
+        `ValueError`: if the model is sharded; every token would gather it anew.
+    """
+    if trainer._dist.is_fsdp or trainer._dist.is_zero3:
+        raise ValueError("Sharded models (FSDP, DeepSpeed ZeRO-3) generate with vLLM only: set `use_vllm=True`.")
+
+    def model_context() -> AbstractContextManager[PreTrainedModel]:
+        return unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        )
+
+    return TransformersEngine(
+        model_context,
+        stop_token_ids,
+        max_model_len=trainer.model.config.get_text_config().max_position_embeddings,
+        temperature=trainer.temperature,
+        top_p=trainer.top_p,
+        top_k=trainer.top_k,
+        min_p=trainer.min_p,
+        repetition_penalty=trainer.repetition_penalty,
+        generation_kwargs=trainer.args.generation_kwargs,
+        seed=trainer.args.seed + trainer.accelerator.process_index,
+    )

@@ -5,11 +5,13 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from datasets import Dataset
 from engine_utils import drive, max_errors, random_prompts
 from transformers import AutoConfig, AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
 
 from arpo_trl.rollout.engine import Request
-from arpo_trl.rollout.hf_engine import TransformersEngine
+from arpo_trl.rollout.hf_engine import TransformersEngine, engine_for_trainer
 
 
 def test_model_modes_are_restored_and_no_gradient_is_kept(tiny_model):
@@ -81,3 +83,36 @@ def test_unsupported_settings_are_refused_by_name(tiny_model):
     engine = TransformersEngine(lambda: nullcontext(tiny_model), [], max_model_len=64)
     with pytest.raises(ValueError, match="vLLM"):
         engine.submit(Request("a", [5, 6], 3, images=[object()]))
+
+
+def test_engine_for_trainer_takes_its_model_and_sampling_settings(tiny_model_dir, tiny_tokenizer, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    args = GRPOConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=2,
+        num_generations=2,
+        temperature=0.6,
+        top_k=40,
+        report_to="none",
+    )
+    dataset = Dataset.from_dict({"prompt": ["a", "b"]})
+    trainer = GRPOTrainer(
+        model, lambda completions, **kwargs: [0.0] * len(completions), args, dataset, processing_class=tiny_tokenizer
+    )
+    engine = engine_for_trainer(trainer, [tiny_tokenizer.eos_token_id])
+    assert engine.max_model_len == 512
+    model.train()
+    model.gradient_checkpointing_enable()
+    checkpointed = []
+    requests = [Request(str(i), ids, 5, watch=5, seed=i) for i, ids in enumerate(random_prompts([10, 20]))]
+    completions = drive(engine, requests, lambda step, events: checkpointed.append(model.is_gradient_checkpointing))
+    assert not any(checkpointed)
+    assert model.is_gradient_checkpointing
+    assert model.training
+    assert max_errors(model.eval(), requests, completions, temperature=0.6)[1] < 1e-4
+
+    trainer._dist.zero_stage = 3
+    with pytest.raises(ValueError, match="use_vllm=True"):
+        engine_for_trainer(trainer, [])
