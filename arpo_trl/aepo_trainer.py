@@ -29,7 +29,7 @@ from .objectives import (
 )
 from .reporting.metrics import Share, combine
 from .rollout.tree import RolloutTree, Trajectory
-from .trainer import ARPOTrainer
+from .trainer import ARPOTrainer, sampled_mask, with_guarded_logps
 
 
 class AEPOTrainer(ARPOTrainer):
@@ -181,6 +181,7 @@ class AEPOTrainer(ARPOTrainer):
         )
         if not (changed and self.model.training):
             return super()._compute_loss(model, inputs)
+        inputs = with_guarded_logps(inputs)
         with self._recorded_scores() as scores:
             loss = super()._compute_loss(model, inputs)
         # The loss is linear in the tokens' losses, so that AEPO's is TRL's plus the mean of what differs.
@@ -270,12 +271,6 @@ class AEPOTrainer(ARPOTrainer):
         total, count = self.accelerator.reduce(local, reduction="sum").tolist()
         if count:
             self._metrics["train"][name].append(total / count)
-
-
-def sampled_mask(inputs: dict[str, Any]) -> torch.Tensor:
-    """1 for the tokens of a batch that the policy sampled, of shape (B, T)."""
-    mask = inputs["completion_mask"]
-    return mask if "tool_mask" not in inputs else mask * inputs["tool_mask"]
 
 
 def after_tool_tokens(trajectory: Trajectory, i: int) -> int:

@@ -21,6 +21,7 @@ from .config import ARPOConfig
 from .objectives import hard_attribution, token_identities
 from .prefix_sharing import PrefixSharingMixin
 from .reporting.metrics import combine, engine_shares, token_counts, tree_shares
+from .reporting.rollout_log import RolloutLog, ScoredRollout
 from .rollout.dialect import make_dialect
 from .rollout.engine import Engine
 from .rollout.environments import Environments
@@ -148,6 +149,16 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
         self._rollouts = {"train": 0, "eval": 0}
         self._trees: list[RolloutTree] = []
         self._rows: list[Row] = []
+        self._row_rewards: list[list[float]] = []
+        self.rollout_log = None
+        if args.rollout_log:
+            self.rollout_log = RolloutLog(
+                args.output_dir,
+                self._tokenizer,
+                args.rollout_log_max_mb,
+                self.accelerator.process_index,
+                self.accelerator.num_processes,
+            )
         self._tool_runner = ToolRunner(self._shared_tools, tool_options, tool_cache)
         self._sampler = self._make_sampler(tool_options or {})
 
@@ -348,6 +359,17 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         mode = "train" if self.model.training else "eval"
+        if self.rollout_log is not None:
+            self.rollout_log.write(
+                ScoredRollout(
+                    step=self.state.global_step,
+                    evaluation=mode == "eval",
+                    trees=self._trees,
+                    rewards=self._row_rewards,
+                    advantages=output["advantages"].tolist(),
+                    reward_names=self.reward_func_names,
+                )
+            )
         if "importance_sampling_ratio" in output:
             mask = (output["completion_mask"] * output["tool_mask"]).bool()
             dropped = (output["importance_sampling_ratio"].expand(mask.shape) == 0) & mask

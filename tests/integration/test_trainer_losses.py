@@ -198,6 +198,18 @@ def test_c17_masked_tokens_do_not_matter(build, loss_type):
     for name in ("old_per_token_logps", "ref_per_token_logps", "advantages"):
         batch[name] = torch.where(masked, 5 * torch.randn(masked.shape, generator=generator), batch[name])
     assert_same_update(before, loss_and_gradient(trainer, batch), 1e-7)
+    for anything in (float("nan"), -1e4, 1e4, -float("inf")):
+        for name in ("old_per_token_logps", "ref_per_token_logps"):
+            batch[name] = batch[name].masked_fill(masked, anything)
+        assert_same_update(before, loss_and_gradient(trainer, batch), 1e-7)
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class", "attribution"), TRAINERS)
+def test_ratios_that_would_overflow(build, trainer_class, config_class, attribution):
+    trainer, batch = build(trainer_class, config_class, attribution=attribution)
+    batch["old_per_token_logps"] -= 1e4
+    loss, gradient = loss_and_gradient(trainer, batch)
+    assert torch.isfinite(torch.tensor(loss)) and gradient.isfinite().all()
 
 
 @pytest.mark.parametrize(("trainer_class", "config_class", "attribution"), TRAINERS)
@@ -218,19 +230,31 @@ def test_c13_a_truncated_row_has_no_gradient(build, trainer_class, config_class,
     assert loss == 0 and not gradient.any()
 
 
-@pytest.mark.parametrize(("trainer_class", "config_class", "attribution"), TRAINERS)
+@pytest.mark.parametrize(
+    ("trainer_class", "config_class", "attribution"), [*TRAINERS, (ARPOTrainer, ARPOConfig, "hard")]
+)
 def test_c21_a_row_without_reward_is_left_out(build, trainer_class, config_class, attribution):
-    """C21: all rewards of a row are None."""
+    """C21: all rewards of a row, here a fork, are None."""
+    options = {"dynamic_budget": False} if config_class is AEPOConfig else {}
     trainer, batch = build(
-        trainer_class, config_class, attribution=attribution, script_options={"unscored": {("0", "0")}}
+        trainer_class,
+        config_class,
+        attribution=attribution,
+        script_options={"unscored": {("0", "0.1:0")}},
+        **options,
     )
     move(trainer.model)
-    assert reward([trainer._rows[0].ids]) == [None]
-    assert not batch["advantages"][0].any() and batch["advantages"][1:].any()
-    loss, gradient = loss_and_gradient(trainer, {name: _rows(value, slice(0, 1)) for name, value in batch.items()})
+    left_out = [trajectory.name for trajectory in trainer._trajectories()].index("0.1:0")
+    assert reward([trainer._rows[left_out].ids]) == [None]
+    assert not batch["advantages"][left_out].any() and batch["advantages"].any()
+    row = {name: _rows(value, slice(left_out, left_out + 1)) for name, value in batch.items()}
+    loss, gradient = loss_and_gradient(trainer, row)
     assert loss == 0 and not gradient.any()
     loss, gradient = loss_and_gradient(trainer, batch)
     assert torch.isfinite(torch.tensor(loss)) and gradient.isfinite().all() and gradient.any()
+    if attribution == "hard" and trainer_class is ARPOTrainer:
+        # Its parent shares a turn with it, and has that turn's advantage for itself.
+        assert batch["advantages"][0, 0] == batch["advantages"][0, trainer._trajectories()[0].length - 1] != 0
 
 
 def _rows(value, rows):
