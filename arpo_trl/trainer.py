@@ -401,7 +401,8 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
         )
         rewards[broken] = torch.nan
         first = self.accelerator.process_index * len(prompts)
-        self._scored = ~rewards[first : first + len(prompts)].isnan().all(dim=1)
+        own = rewards[first : first + len(prompts)]
+        self._row_rewards, self._scored = own.tolist(), ~own.isnan().all(dim=1)
         return rewards
 
     def _compute_loss(self, model, inputs):
