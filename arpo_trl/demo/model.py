@@ -39,7 +39,7 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     relations = [name for group in (LINKS, ATTRIBUTES) for names in group.values() for name in names]
     numbers = range(min(NUMBERS) - max(OFFSETS), max(NUMBERS) + max(OFFSETS) + 1)
     vocabulary = " ".join(["", *names, *relations, *COLOURS, *ANIMALS, *map(str, [*OFFSETS, *numbers, *YEARS])])
-    pieces = {byte: -20.0 for byte in sorted(pre_tokenizers.ByteLevel.alphabet())}
+    pieces = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()), -20.0)
     for text in (vocabulary, *ROLES, *texts):
         plain = re.sub("|".join(map(re.escape, SPECIAL_TOKENS + TAGS)), "\0", text)
         for part in plain.split("\0"):

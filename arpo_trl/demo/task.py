@@ -28,17 +28,19 @@ ATTRIBUTES = {
     "colour": ("flag", "seal", "livery"),
     "animal": ("pet", "mascot", "emblem"),
 }
-NUMBERS = range(10, 90)
+NUMBERS = range(10, 70)
 OFFSETS = range(1, 10)
-YEARS = range(1900, 2000)
+YEARS = range(1940, 2000)
+# fmt: off
 COLOURS = (
-    "amber azure beige black blue bronze brown copper crimson gold green grey indigo ivory jade maroon olive orange pink "
-    "purple red silver white yellow"
-).split()
+    "amber", "azure", "beige", "black", "blue", "bronze", "brown", "copper", "crimson", "gold", "green", "grey",
+    "indigo", "ivory", "jade", "maroon", "olive", "orange", "pink", "purple", "red", "silver", "white", "yellow",
+)
 ANIMALS = (
-    "badger bear beaver crane deer eagle falcon fox goat hare hawk heron horse lion lynx otter owl panther raven swan "
-    "stork tiger whale wolf"
-).split()
+    "badger", "bear", "beaver", "crane", "deer", "eagle", "falcon", "fox", "goat", "hare", "hawk", "heron",
+    "horse", "lion", "lynx", "otter", "owl", "panther", "raven", "stork", "swan", "tiger", "whale", "wolf",
+)
+# fmt: on
 
 
 def _invent_words(count: int) -> list[str]:
@@ -47,8 +49,8 @@ def _invent_words(count: int) -> list[str]:
     return random.Random(KNOWLEDGE_SEED).sample(words, count)
 
 
-_WORDS = _invent_words(160)
-NAMES = {kind: _WORDS[40 * i : 40 * i + 40] for i, kind in enumerate(("ship", "person", "city", "firm"))}
+_WORDS = _invent_words(120)
+NAMES = {kind: _WORDS[30 * i : 30 * i + 30] for i, kind in enumerate(("ship", "person", "city", "firm"))}
 
 
 def _hash(*parts: object) -> int:
@@ -68,9 +70,7 @@ def fact(relation: str, entity: str, year: int) -> str:
 def documents(relation: str, entity: str, year: int) -> list[tuple[str, str]]:
     """Three (relation, value) pairs about `entity`: the asked one and two of other types, in a fixed random order."""
     rng = random.Random(_hash("documents", relation, entity, year))
-    found = [
-        relation if relation in relations else rng.choice(relations) for relations in _GROUP[relation].values()
-    ]
+    found = [relation if relation in relations else rng.choice(relations) for relations in _GROUP[relation].values()]
     rng.shuffle(found)
     return [(name, fact(name, entity, year)) for name in found]
 
@@ -88,7 +88,7 @@ def search(query: str) -> str:
     match = re.fullmatch(r"(\w+) of (.+) in (\d{4})", query.strip())
     if match is None or match[1] not in _GROUP:
         return "no documents"
-    return "\n".join(f"- {name}: {value}" for name, value in documents(match[1], match[2], int(match[3])))
+    return "\n".join(f"{name}: {value}" for name, value in documents(match[1], match[2], int(match[3])))
 
 
 def calculator(expression: str) -> str:
@@ -215,21 +215,22 @@ def trace(question: Question, rng: random.Random, style: TraceStyle = TraceStyle
     return "".join([*parts, f"<answer> {value}</answer>"])
 
 
-def exact_match(completions: list[list[dict]], answer: list[str], **kwargs) -> list[float]:
+def exact_match(completions: list[list[dict]], ground_truth: list[list[str]], **kwargs) -> list[float]:
     """
-    Reward function: 1 where the last message's `<answer>` is the true answer to the letter, else 0.
+    Reward function: 1 where the last message's `<answer>` is an accepted answer to the letter, else 0.
 
     Args:
         completions (`list[list[dict]]`):
             Messages of each completion.
-        answer (`list[str]`):
-            True answers, the dataset's column.
+        ground_truth (`list[list[str]]`):
+            Accepted answers of each row.
 
     Returns:
         `list[float]`: one reward for each completion.
     """
     rewards = []
-    for completion, truth in zip(completions, answer, strict=True):
-        given = re.findall(r"<answer>(.*?)</answer>", completion[-1]["content"] or "", re.DOTALL) if completion else []
-        rewards.append(float(bool(given) and given[-1].strip() == truth))
+    for completion, accepted in zip(completions, ground_truth, strict=True):
+        text = (completion[-1]["content"] or "") if completion else ""
+        given = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+        rewards.append(float(bool(given) and given[-1].strip() in accepted))
     return rewards
