@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CORE = ("prompt", "question", "ground_truth", "data_source")
-_FILES = {".parquet": "parquet", ".jsonl": "jsonl", ".json": "json"}
+_FILES = (".parquet", ".jsonl", ".json")
 
 
 def load_prompts(
-    source: "str | Path | Dataset | DatasetMixtureConfig",
+    source: "str | Path | Dataset | list[dict[str, Any]] | DatasetMixtureConfig",
     split: str = "train",
     *,
     name: str | None = None,
@@ -45,8 +45,8 @@ def load_prompts(
     counted, and the first prompts are logged as the model will see them.
 
     Args:
-        source (`str`, `Path`, [`~datasets.Dataset`] or [`~trl.DatasetMixtureConfig`]):
-            A parquet, JSONL or JSON file, a folder of them, a name on the Hub, a loaded dataset, or TRL's mixture.
+        source (`str`, `Path`, [`~datasets.Dataset`], `list[dict]` or [`~trl.DatasetMixtureConfig`]):
+            A parquet, JSONL or JSON file, a folder of them, a name on the Hub, loaded rows, or TRL's mixture.
         split (`str`, *optional*, defaults to `"train"`):
             Split on the Hub, of a folder whose file names begin with the names of splits, or of a mixture with
             `test_split_size`. A single file has but one.
@@ -175,40 +175,40 @@ def render_prompts(
     ]
 
 
-def _load(
-    source: "str | Path | Dataset | DatasetMixtureConfig", split: str, name: str | None
-) -> "tuple[Dataset, int]":
-    """Rows in this package's columns, and how many of them were repaired."""
-    from datasets import Dataset, load_dataset
+def read_rows(source: str | Path, split: str = "train", name: str | None = None) -> "Dataset | list[dict[str, Any]]":
+    """The rows of a file, a folder or a dataset on the Hub as they are; see [`load_prompts`] for the arguments."""
+    from datasets import Dataset, concatenate_datasets, load_dataset
 
-    if isinstance(source, Dataset):
-        return _from_dataset(source)
-    if hasattr(source, "datasets"):
-        return _load_mixture(source, split)
     path = Path(source)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in _FILES)
-        of_split = [file for file in files if file.name.startswith(split)]
-        return _concatenate([_load_file(file) for file in of_split or files], path)
-    if path.suffix in _FILES:
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no file {path}; check the path of the dataset.")
-        return _load_file(path)
-    return _from_dataset(load_dataset(str(source), name, split=split))
-
-
-def _load_file(path: Path) -> "tuple[Dataset, int]":
-    from datasets import Dataset
-
+        parts = [read_rows(file) for file in [file for file in files if file.name.startswith(split)] or files]
+        if not parts:
+            raise ValueError(f"{source} holds no parquet, JSONL or JSON file; name a dataset.")
+        if all(isinstance(part, Dataset) for part in parts):
+            return concatenate_datasets(parts)
+        return [row for part in parts for row in part]
+    if path.suffix not in _FILES:
+        return load_dataset(str(source), name, split=split)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}; check the path of the dataset.")
     if path.suffix == ".parquet":
-        return _from_dataset(Dataset.from_parquet(str(path)))
+        return Dataset.from_parquet(str(path))
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         rows = json.loads(text)
-        rows = rows if isinstance(rows, list) else rows.get("data", [rows])
-    else:
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return _from_rows(rows)
+        return rows if isinstance(rows, list) else rows.get("data", [rows])
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _load(source: Any, split: str, name: str | None) -> "tuple[Dataset, int]":
+    """Rows in this package's columns, and how many of them were repaired."""
+    from datasets import Dataset
+
+    if hasattr(source, "datasets"):
+        return _load_mixture(source, split)
+    rows = read_rows(source, split, name) if isinstance(source, str | Path) else source
+    return _from_dataset(rows) if isinstance(rows, Dataset) else _from_rows(rows)
 
 
 def _from_dataset(dataset: "Dataset") -> "tuple[Dataset, int]":
@@ -247,7 +247,7 @@ def _from_rows(rows: Iterable[Mapping[str, Any]]) -> "tuple[Dataset, int]":
 
 def _load_mixture(mixture: "DatasetMixtureConfig", split: str) -> "tuple[Dataset, int]":
     """TRL's mixture, its fractions and test split included; each part may have a schema of its own."""
-    from datasets import load_dataset
+    from datasets import concatenate_datasets, load_dataset
 
     if mixture.streaming:
         raise ValueError("Prompts are counted and measured before training; set `streaming` of the mixture to false.")
@@ -273,17 +273,12 @@ def _load_mixture(mixture: "DatasetMixtureConfig", split: str) -> "tuple[Dataset
             (dataset.select(range(round(weight * total))), repaired)
             for (dataset, repaired), weight in zip(parts, weights, strict=True)
         ]
-    dataset, repaired = _concatenate(parts, "the mixture")
+    if not parts:
+        raise ValueError("The mixture names no dataset; give it one or more under `datasets`.")
+    shared = set(parts[0][0].column_names).intersection(*(dataset.column_names for dataset, _ in parts))
+    dataset = concatenate_datasets(
+        [part.select_columns([column for column in part.column_names if column in shared]) for part, _ in parts]
+    )
     if mixture.test_split_size is not None:
         dataset = dataset.train_test_split(test_size=mixture.test_split_size, seed=0)[split]
-    return dataset, repaired
-
-
-def _concatenate(parts: "list[tuple[Dataset, int]]", source: object) -> "tuple[Dataset, int]":
-    from datasets import concatenate_datasets
-
-    if not parts:
-        raise ValueError(f"{source} holds no parquet, JSONL or JSON file; name a dataset.")
-    shared = set(parts[0][0].column_names).intersection(*(dataset.column_names for dataset, _ in parts))
-    datasets = [dataset.select_columns([c for c in dataset.column_names if c in shared]) for dataset, _ in parts]
-    return concatenate_datasets(datasets), sum(repaired for _, repaired in parts)
+    return dataset, sum(repaired for _, repaired in parts)
