@@ -20,8 +20,10 @@ from .branching import BranchingOptions
 from .config import ARPOConfig
 from .objectives import hard_attribution, token_identities
 from .prefix_sharing import PrefixSharingMixin
+from .reporting.console import Console
 from .reporting.metrics import combine, engine_shares, token_counts, tree_shares
 from .reporting.rollout_log import RolloutLog, ScoredRollout
+from .reporting.warnings import TrainingWarnings
 from .rollout.dialect import make_dialect
 from .rollout.engine import Engine
 from .rollout.environments import Environments
@@ -159,6 +161,11 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
                 self.accelerator.process_index,
                 self.accelerator.num_processes,
             )
+            self.add_callback(self.rollout_log)
+        self._console = Console.install(self)
+        self.add_callback(
+            TrainingWarnings(self._metrics["train"], args.dialect if self._has_tools else None, self._sample_row)
+        )
         self._tool_runner = ToolRunner(self._shared_tools, tool_options, tool_cache)
         self._sampler = self._make_sampler(tool_options or {})
 
@@ -218,6 +225,7 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             seed=args.seed,
             lockstep=args.deterministic_rollouts,
             seed_requests=self._tensor_parallel is not None,
+            on_progress=self._console.progress,
         )
 
     @property
@@ -441,6 +449,10 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             metrics["tools/failure_frequency"] = failures / max(1.0, metrics["rollout/tool_calls"])
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
+
+    def _sample_row(self) -> str:
+        """The beginning of one of the last rows, for a person to read."""
+        return self._tokenizer.decode(self._rows[0].ids)[:1000] if self._rows else ""
 
     def _trajectories(self) -> list[Trajectory]:
         return [trajectory for tree in self._trees for trajectory in tree.trajectories]

@@ -10,11 +10,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from ..rollout.tree import RolloutTree, Segment
 from ..tools.contract import ToolResult
@@ -62,7 +62,7 @@ class _File:
     size: int = 0
 
 
-class RolloutLog:
+class RolloutLog(TrainerCallback):
     """Writes rollout trees, and drops the oldest files of its process where they take too much room.
 
     Args:
@@ -106,6 +106,12 @@ class RolloutLog:
     def flush(self) -> None:
         """Returns when everything handed over is on the disk."""
         wait(self._waiting)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.flush()
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.flush()
 
     def _write(self, rollout: ScoredRollout) -> None:
         try:
