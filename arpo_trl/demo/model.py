@@ -1,17 +1,20 @@
 """The demo's tokenizer and its untrained model: words as tokens, two million parameters, Qwen3's architecture."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 from trl.chat_template_utils import qwen3_chat_template
 
+from ..tools.calling import tool_schema
 from .task import ANIMALS, ATTRIBUTES, COLOURS, LINKS, NAMES, NUMBERS, OFFSETS, YEARS
 
 
-ROLES = ("system", "user", "assistant", "tool")
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = tuple(
     f"<{slash}{name}>"
@@ -20,33 +23,45 @@ TAGS = tuple(
 )
 
 
-def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    conversations: Sequence[Sequence[Mapping[str, Any]]], tools: Sequence[Callable[..., Any]] = ()
+) -> PreTrainedTokenizerFast:
     """
     Makes a tokenizer whose tokens are the task's words, with single bytes for everything else.
 
     Nothing is unknown and nothing is lost: any text decodes to itself. Tags of the tool dialects are one token each.
 
     Args:
-        texts (`Iterable[str]`):
-            Texts of the task. Every word in them becomes a token, as do all names, words and numbers of the knowledge
-            base and the roles of the chat template.
+        conversations (`Sequence[Sequence[Mapping]]`):
+            Messages of the task. Every word in them, and in what the chat template puts around them, becomes a token,
+            as does every word of the knowledge base.
+        tools (`Sequence[Callable]`, *optional*, defaults to `()`):
+            Tools whose schemas the chat template puts before them.
 
     Returns:
         [`~transformers.PreTrainedTokenizerFast`]: with Qwen3's chat template.
     """
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    names = [name for names in NAMES.values() for name in names]
+    template = _tokenizer(Unigram([("<|endoftext|>", 0.0)]))
+    schemas = [tool_schema(tool) for tool in tools] or None
+    texts = [template.apply_chat_template(list(messages), tools=schemas, tokenize=False) for messages in conversations]
     relations = [name for group in (LINKS, ATTRIBUTES) for names in group.values() for name in names]
-    numbers = range(min(NUMBERS) - max(OFFSETS), max(NUMBERS) + max(OFFSETS) + 1)
-    vocabulary = " ".join(["", *names, *relations, *COLOURS, *ANIMALS, *map(str, [*OFFSETS, *numbers, *YEARS])])
-    pieces = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()), -20.0)
-    for text in (vocabulary, *ROLES, *texts):
-        plain = re.sub("|".join(map(re.escape, SPECIAL_TOKENS + TAGS)), "\0", text)
-        for part in plain.split("\0"):
+    sums = range(min(NUMBERS) - max(OFFSETS), max(NUMBERS) + max(OFFSETS) + 1)
+    values = [*(name for names in NAMES.values() for name in names), *COLOURS, *ANIMALS]
+    texts.append("".join(f" {word}" for word in (*values, *relations, *OFFSETS, *sums, *YEARS)))
+
+    pieces = dict.fromkeys(sorted(ByteLevel.alphabet()), -20.0)
+    split = ByteLevel(add_prefix_space=False)
+    tags = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + TAGS)))
+    for text in texts:
+        for part in tags.split(text):
             pieces |= {piece: -1.0 for piece, _ in split.pre_tokenize_str(part)}
     # A unigram model takes the likeliest segmentation: one word (-1) rather than its bytes (-20 each).
-    backend = Tokenizer(models.Unigram([*((token, 0.0) for token in SPECIAL_TOKENS), *pieces.items()]))
-    backend.pre_tokenizer = split
+    return _tokenizer(Unigram([*((token, 0.0) for token in SPECIAL_TOKENS), *pieces.items()]))
+
+
+def _tokenizer(model: Unigram) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     backend.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])

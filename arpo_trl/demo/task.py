@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import product
+from typing import Any
 
 from ..tools.contract import ToolError
 
@@ -196,23 +197,47 @@ class TraceStyle:
     early: float = 0.08
 
 
-def trace(question: Question, rng: random.Random, style: TraceStyle = TraceStyle()) -> str:
-    """Writes one tagged trace for `question`: calls, results and answer as one string, as a model would produce it."""
-    parts, value = [], question.ship
+def solve(
+    question: Question, rng: random.Random, style: TraceStyle = TraceStyle()
+) -> tuple[list[tuple[str, str, str]], str]:
+    """Works on `question` the way of `style`: the calls as (tool, argument, result), and the answer."""
+    calls, value = [], question.ship
     for hop, relation in enumerate((question.link, question.attribute)):
         query = f"{relation} of {value} in {question.year}"
-        for _ in range(1 + (hop == 0 and rng.random() < style.waste)):
-            parts += [f"<search>{query}</search>", f"<result>{search(query)}</result>"]
+        repeats = 1 + (hop == 0 and rng.random() < style.waste)
+        calls += [("search", query, search(query))] * repeats
         found = documents(relation, value, question.year)
         value = found[0][1] if rng.random() < style.blind[hop] else dict(found)[relation]
         if hop == 0 and rng.random() < style.early:
             break
     if question.offset and value.isdecimal():
-        expression = f"{value} {'+' if question.offset > 0 else '-'} {abs(question.offset)}"
-        result = calculator(expression)
-        parts += [f"<calculator> {expression}</calculator>", f"<result>{result}</result>"]
-        value = result.removeprefix("= ")
-    return "".join([*parts, f"<answer> {value}</answer>"])
+        # The blank in front makes the number the token it was in the search result.
+        expression = f" {value} {'+' if question.offset > 0 else '-'} {abs(question.offset)}"
+        calls.append(("calculator", expression, calculator(expression)))
+        value = calls[-1][2].removeprefix("= ")
+    return calls, value
+
+
+def tagged_trace(question: Question, rng: random.Random, style: TraceStyle = TraceStyle()) -> list[dict[str, Any]]:
+    """A solution as messages in the tagged dialect: one assistant message with calls, results and answer."""
+    calls, answer = solve(question, rng, style)
+    text = "".join(f"<{tool}>{argument}</{tool}> <result>\n{result}\n</result>" for tool, argument, result in calls)
+    return [
+        {"role": "user", "content": question.text},
+        {"role": "assistant", "content": f"{text}<answer> {answer}</answer>"},
+    ]
+
+
+def native_trace(question: Question, rng: random.Random, style: TraceStyle = TraceStyle()) -> list[dict[str, Any]]:
+    """A solution as messages in the native dialect: every call and every result is a message."""
+    calls, answer = solve(question, rng, style)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question.text}]
+    for tool, argument, result in calls:
+        arguments = {"query" if tool == "search" else "expression": argument}
+        call = {"type": "function", "function": {"name": tool, "arguments": arguments}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "name": tool, "content": result})
+    return [*messages, {"role": "assistant", "content": f"<answer> {answer}</answer>"}]
 
 
 def exact_match(completions: list[list[dict]], ground_truth: list[list[str]], **kwargs) -> list[float]:

@@ -12,7 +12,7 @@ from trl import SFTTrainer
 
 from arpo_trl.data.traces import load_traces, messages_of, tokenize_tagged_trace
 from arpo_trl.demo.model import build_model, build_tokenizer
-from arpo_trl.demo.task import calculator, questions, search, trace
+from arpo_trl.demo.task import calculator, questions, search, tagged_trace
 from arpo_trl.rollout.dialects import TaggedDialect
 from arpo_trl.tools.contract import ToolResult
 
@@ -33,12 +33,9 @@ def demo(tmp_path_factory):
     """Folder with an untrained model and 32 traces."""
     folder = tmp_path_factory.mktemp("demo")
     rng = random.Random(0)
-    rows = [
-        {"messages": [{"role": "user", "content": q.text}, {"role": "assistant", "content": trace(q, rng)}]}
-        for q in questions(32, seed=0)
-    ]
+    rows = [{"messages": tagged_trace(question, rng)} for question in questions(32, seed=0)]
     (folder / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = build_tokenizer([message["content"] for row in rows for message in row["messages"]])
+    tokenizer = build_tokenizer([row["messages"] for row in rows])
     tokenizer.save_pretrained(folder / "model")
     build_model(tokenizer, seed=0).save_pretrained(folder / "model")
     return folder
@@ -77,7 +74,7 @@ def rollout_ids(tokenizer, dialect, prompt, text):
             answer = tools[call.name](argument)
             result = dialect.result_ids(turn, calls, [ToolResult(call.name, answer)])
             ids, sampled = ids + result, sampled + [0] * len(result)
-            text = text.removeprefix(f"<result>{answer}</result>")
+            text = text.removeprefix(f" <result>\n{answer}\n</result>")
         turn = []
     return ids, sampled
 

@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 
 from arpo_trl.demo import task
 from arpo_trl.demo.model import TAGS, build_tokenizer
-from arpo_trl.demo.task import Question, TraceStyle, documents, exact_match, fact, questions, search, trace
+from arpo_trl.demo.task import (
+    Question,
+    TraceStyle,
+    documents,
+    exact_match,
+    fact,
+    native_trace,
+    questions,
+    search,
+    solve,
+    tagged_trace,
+)
 from arpo_trl.tools.contract import ToolError
 
 
@@ -16,7 +27,7 @@ from arpo_trl.tools.contract import ToolError
 def tokenizer():
     drawn = questions(400, seed=0)
     rng = random.Random(0)
-    return build_tokenizer([text for question in drawn for text in (question.text, trace(question, rng))])
+    return build_tokenizer([tagged_trace(question, rng) for question in drawn])
 
 
 def reward(completion: str, question: Question) -> float:
@@ -78,26 +89,34 @@ def test_calculator():
 def test_a_careful_trace_is_always_right():
     careful = TraceStyle(blind=(0.0, 0.0), waste=0.0, early=0.0)
     for question in questions(200, seed=0):
-        text = trace(question, random.Random(0), careful)
-        assert reward(text, question) == 1.0
-        assert text.count("<search>") == 2
-        assert text.count("<calculator>") == bool(question.offset)
+        calls, answer = solve(question, random.Random(0), careful)
+        assert answer == question.answer
+        assert [tool for tool, _, _ in calls] == ["search", "search", *["calculator"] * bool(question.offset)]
 
 
 def test_following_the_first_document_is_mostly_wrong():
     blind = TraceStyle(blind=(1.0, 1.0), waste=0.0, early=0.0)
-    rewards = [reward(trace(question, random.Random(0), blind), question) for question in questions(400, seed=0)]
-    assert sum(rewards) / len(rewards) < 0.25
+    right = [solve(question, random.Random(0), blind)[1] == question.answer for question in questions(400, seed=0)]
+    assert sum(right) / len(right) < 0.25
 
 
 def test_cold_start_traces_are_right_in_form_and_often_wrong():
     rng = random.Random(0)
     drawn = questions(1000, seed=0)
-    texts = [trace(question, rng) for question in drawn]
-    form = re.compile(r"(<(search|calculator)>[^<>]+</\2><result>[^<>]+</result>)+<answer> [^<>]+</answer>")
+    texts = [tagged_trace(question, rng)[-1]["content"] for question in drawn]
+    form = re.compile(r"(<(search|calculator)>[^<>]+</\2> <result>\n[^<>]+\n</result>)+<answer> [^<>]+</answer>")
     assert all(form.fullmatch(text) for text in texts)
     rewards = [reward(text, question) for text, question in zip(texts, drawn, strict=True)]
     assert 0.3 < sum(rewards) / len(rewards) < 0.5
+
+
+def test_both_dialects_tell_the_same_solution():
+    for number, question in enumerate(questions(50, seed=0)):
+        calls, answer = solve(question, random.Random(number))
+        messages = native_trace(question, random.Random(number))
+        assert [m["content"] for m in messages if m["role"] == "tool"] == [result for _, _, result in calls]
+        assert messages[-1]["content"] == f"<answer> {answer}</answer>"
+        assert tagged_trace(question, random.Random(number))[-1]["content"].endswith(messages[-1]["content"])
 
 
 def test_exact_match_reads_the_last_message_only():
