@@ -1,5 +1,6 @@
 """Trainers on rows from a script: 2 prompts × 4 rows that call a search tool up to twice and fork."""
 
+import functools
 import os
 import random
 import sys
@@ -8,11 +9,10 @@ from unittest.mock import patch
 
 import torch
 from datasets import Dataset
-from scripted_engine import ScriptedEngine
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from arpo_trl import ARPOTrainer
-from arpo_trl.rollout.engine import Event
+from arpo_trl import ARPOConfig, ARPOTrainer
+from tests.scripted import ScriptedEngine
 
 
 QUESTIONS = ["the capital of France", "the capital of user"]
@@ -30,35 +30,31 @@ def search(query: str) -> str:
 
 def reward(completion_ids, **kwargs):
     """Something that differs from row to row and is the same for the same row; `None` for what ends with 7, 7."""
-    return [None if ids[-2] == ids[-3] == 7 else (sum(ids) % 11) / 10 for ids in completion_ids]
+    return [None if ids[-3:-1] == [7, 7] else (sum(ids) % 11) / 10 for ids in completion_ids]
 
 
-def script(tokenizer, truncated=(), unscored=()):
+def script(tokenizer, unscored=()):
     """Zero to two searches, then an answer; what it says depends on the path in the tree only.
 
     Args:
-        truncated, unscored (collection of `(row, path)`):
-            Rows by the index of their prompt's first row and their path in the tree, as strings.
+        unscored (collection of `(row, path)`):
+            Rows that `reward` gives nothing, by the index of their prompt's first row and their path, as strings.
     """
 
-    def turn(request):
-        _, row, name, turns = request.id.split("/")
+    @functools.cache
+    def turn(row, name, turns):
         rng = random.Random(blake2b(f"{row}/{name}/{turns}".encode(), digest_size=8).digest())
-        reason = "stop"
-        if (row, name) in truncated:
-            ids, reason = [50, 60, 70], "length"
-        elif (row, name) in unscored:
-            ids = [7, 7, tokenizer.eos_token_id]
+        if (row, name) in unscored:
+            ids = [7, 7]
         elif int(turns) < 2 and rng.random() < 0.75:
             call = f'{{"name": "search", "arguments": {{"query": "{rng.choice(QUESTIONS)}"}}}}'
-            text = f"result {rng.randrange(9)}\n<tool_call>\n{call}\n</tool_call>"
-            ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
+            ids = tokenizer.encode(f"result {rng.randrange(9)}\n<tool_call>\n{call}\n</tool_call>")
         else:
-            ids = [*(rng.randrange(40, 300) for _ in range(rng.randrange(3, 9))), tokenizer.eos_token_id]
+            ids = [rng.randrange(40, 300) for _ in range(rng.randrange(3, 9))]
         level = rng.uniform(0.5, 5.0)
-        return Event(request.id, ids, [-1.0] * len(ids), [level * rng.uniform(0.8, 1.2) for _ in ids], reason)
+        return [(token, level * rng.uniform(0.8, 1.2)) for token in [*ids, tokenizer.eos_token_id]]
 
-    return turn
+    return lambda request, sampled: turn(*request.id.split("/")[1:])[len(sampled)]
 
 
 def build(
@@ -68,7 +64,8 @@ def build(
     output_dir,
     micro_batch=8,
     prompts=slice(None),
-    script_options=None,
+    truncated=(),
+    unscored=(),
     rollout_func=None,
     **options,
 ):
@@ -79,11 +76,17 @@ def build(
             Rows of a micro-batch; an optimizer step takes a whole generation batch.
         prompts (`slice`):
             Which prompts this process has.
+        truncated, unscored (collection of `(row, path)`):
+            Rows that are cut off after a token, or get no reward, by the index of their prompt's first row and their
+            path in the tree, as strings.
         rollout_func (`Callable`, *optional*):
             For TRL's `GRPOTrainer`, which knows no scripted engine.
     """
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    engine = ScriptedEngine(script(tokenizer, **(script_options or {})), [tokenizer.eos_token_id])
+    engine = ScriptedEngine(
+        script(tokenizer, unscored), fails=lambda request: tuple(request.id.split("/")[1:3]) in truncated
+    )
+    engine.stop_token_ids = frozenset([tokenizer.eos_token_id])
     questions = [[{"role": "user", "content": question}] for question in QUESTIONS[prompts]]
     args = config_class(
         output_dir=str(output_dir),
@@ -96,6 +99,8 @@ def build(
         report_to=[],
         seed=3,
         **{"num_iterations": 2, "epsilon": 0.05, **options},
+        # Which forks there are would otherwise depend on which tool answers first.
+        **({"deterministic_rollouts": True} if issubclass(config_class, ARPOConfig) else {}),
     )
 
     def make_engine(self):

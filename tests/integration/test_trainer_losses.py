@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import scripted_training
 import torch
-from scripted_training import loss_and_gradient, move, reward
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from arpo_trl import AEPOConfig, AEPOTrainer, ARPOConfig, ARPOTrainer
 from arpo_trl.objectives import entropy_balanced_clip
+from tests import scripted_training
+from tests.scripted_training import loss_and_gradient, move, reward
 
 
 PARTS_OFF = dict.fromkeys(
@@ -163,9 +163,9 @@ def test_old_logprobs_are_computed_where_trl_would_not(build):
 
 def test_two_processes_are_one(build, tiny_model_dir, tmp_path):
     """Each process has one of the two prompts; its gradients are averaged as DDP does."""
-    worker = Path(__file__).parent.parent / "scripted_training.py"
+    worker = Path(scripted_training.__file__)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(worker.parent), str(worker.parent.parent)])}
+    env = {**os.environ, "PYTHONPATH": str(worker.parent.parent)}
     subprocess.run([*launch, str(worker), tiny_model_dir, str(tmp_path)], env=env, check=True, timeout=200)
     for name, update in torch.load(tmp_path / "updates.pt").items():
         trainer, batch = build(AEPOTrainer, AEPOConfig, **scripted_training.TWO_PROCESS_RUNS[name])
@@ -220,7 +220,7 @@ def test_c13_a_truncated_row_has_no_gradient(build, trainer_class, config_class,
         config_class,
         attribution=attribution,
         mask_truncated_completions=True,
-        script_options={"truncated": {("0", "0")}},
+        truncated={("0", "0")},
     )
     move(trainer.model)
     assert trainer._trees[0].trajectories[0].truncated
@@ -240,7 +240,7 @@ def test_c21_a_row_without_reward_is_left_out(build, trainer_class, config_class
         trainer_class,
         config_class,
         attribution=attribution,
-        script_options={"unscored": {("0", "0.1:0")}},
+        unscored={("0", "0.1:0")},
         **options,
     )
     move(trainer.model)
@@ -264,9 +264,7 @@ def _rows(value, rows):
 def test_a_batch_without_spread_or_tokens_gives_no_nan(build):
     """Constant rewards, and rows that are all cut off and masked."""
     every_root = {(row, str(root)) for row in ("0", "4") for root in range(4)}
-    trainer, batch = build(
-        AEPOTrainer, AEPOConfig, mask_truncated_completions=True, script_options={"truncated": every_root}
-    )
+    trainer, batch = build(AEPOTrainer, AEPOConfig, mask_truncated_completions=True, truncated=every_root)
     loss, gradient = loss_and_gradient(trainer, batch)
     assert loss == 0 and not gradient.any()
     assert batch["advantages"].isfinite().all()
