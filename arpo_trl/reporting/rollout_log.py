@@ -257,25 +257,30 @@ def read_rollouts(
         - `segments` (`list[dict]`), each once, parents first: `id`, `parent`, `sampled`, `ids`, `text`; where sampled
           `logprobs` and `entropies` in nats (the latter of the first tokens only, as far as they were watched) and
           `watched`, the texts of those tokens; else `results`: `name`, `content`, `failure`, `latency_s`, `cached`;
-        - `decisions` (`list[dict]`): `slot`, `step`, `delta_entropy`, `score` (P), `consecutive`, `wanted`,
-          `children` (slots of the forks).
+        - `decisions` (`list[dict]`): `slot`, `step`, `delta_entropy`, `score` (P before it is clipped), `consecutive`,
+          `wanted`, `children` (slots of the forks).
 
     Raises:
         FileNotFoundError: If there is no log.
     """
+    for path, kind, number, rank in log_files(folder):
+        if (step is None or number == step) and (evaluation is None or (kind == "eval") == evaluation):
+            with path.open(encoding="utf-8") as file:
+                for line in file:
+                    if line.endswith("\n"):  # else the process was killed while it wrote
+                        yield {"rank": rank, **json.loads(line)}
+
+
+def log_files(folder: str | Path) -> list[tuple[Path, str, int, int]]:
+    """The files of a rollout log: path, `"step"` or `"eval"`, step and process, in the order of the latter two."""
     folder = Path(folder)
     if folder.is_file():
         paths = [folder]
     else:
         inside = folder / FOLDER if (folder / FOLDER).is_dir() else folder
         paths = list(inside.iterdir()) if inside.is_dir() else []
-    found = [(path, match) for path in paths if (match := FILE_NAME.fullmatch(path.name))]
+    found = [(path, m[1], int(m[2]), int(m[3])) for path in paths if (m := FILE_NAME.fullmatch(path.name))]
     if not found:
         raise FileNotFoundError(f"There is no rollout log in {folder}. Train with rollout_log=True.")
-    for path, match in sorted(found, key=lambda item: (int(item[1][2]), item[1][1] == "step", int(item[1][3]))):
-        if step is not None and int(match[2]) != step or evaluation is not None and (match[1] == "eval") != evaluation:
-            continue
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):  # else the process was killed while it wrote
-                    yield {"rank": int(match[3]), **json.loads(line)}
+    # Evaluation after n steps precedes the rollout of the next.
+    return sorted(found, key=lambda file: (file[2], file[1] == "step", file[3]))
