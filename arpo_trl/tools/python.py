@@ -152,8 +152,8 @@ class SandboxFusion:
             Where the server listens.
     """
 
-    # The notebook's last line is made by the code that the local sandboxes run too.
-    _PROGRAM = inspect.getsource(cell) + "\n\nimport os\nstatus = run({code!r})\nos._exit(status)\n"
+    # The local sandboxes print a last expression with this code too.
+    _CELL = inspect.getsource(cell)
 
     def __init__(self, url: str):
         self._client = httpx.Client(base_url=url)
@@ -164,7 +164,8 @@ class SandboxFusion:
         Raises:
             [`InfrastructureError`]: where the server does not answer or its sandbox fails.
         """
-        request = {"code": self._PROGRAM.format(code=code), "language": "python", "run_timeout": timeout_s}
+        program = f"{self._CELL}\n\nimport os\nos._exit(run({code!r}))\n"
+        request = {"code": program, "language": "python", "run_timeout": timeout_s}
         try:
             response = self._client.post("/run_code", json=request, timeout=timeout_s + 10)
             response.raise_for_status()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..contract import InfrastructureError
-from .walls import DEVICES, HELP, SYSTEM_FILES, SYSTEM_PATHS, commands, python_paths
+from .walls import DEVICES, HELP, SCRATCH, SYSTEM_FILES, SYSTEM_PATHS, commands, python_paths
 
 
 Tier = Literal["bubblewrap", "landlock", "unprotected"]
@@ -300,6 +300,7 @@ def _start(sandbox: Sandbox, scratch_root: str | None) -> _Parent:
         "uid": sandbox.uid,
         "preload": sandbox.preload,
         "readable": [*SYSTEM_PATHS, *SYSTEM_FILES, *DEVICES, *python_paths(), *sandbox.readable],
+        "scratch": SCRATCH,
         "scratch_root": scratch_root,
         **vars(sandbox.limits),
     }

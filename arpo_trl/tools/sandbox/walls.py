@@ -11,6 +11,9 @@ from pathlib import Path
 from ..contract import InfrastructureError
 
 
+# Where a call may write, behind bubblewrap.
+SCRATCH = "/scratch"
+
 SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
 DEVICES = ("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -20,8 +23,8 @@ DEVICES = ("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    "HOME": "/tmp",
-    "TMPDIR": "/tmp",
+    "HOME": SCRATCH,
+    "TMPDIR": SCRATCH,
     "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -92,7 +95,9 @@ def _walls(readable: Sequence[str], here: Path, proc: list[str]) -> list[str]:
         for folder in reversed(Path(target).parents):  # bubblewrap's own would be closed to other users
             walls += ["--perms", "0755", "--dir", str(folder)]
         walls += ["--ro-bind-try", path, target]
-    walls += [*proc, "--dev", "/dev", "--dir", "/tmp"]
+    walls += [*proc, "--dev", "/dev", "--dir", SCRATCH]
+    if not any(Path(target).is_relative_to("/tmp") for _, target in binds):  # Python itself may lie below /tmp
+        walls += ["--symlink", SCRATCH, "/tmp"]
     return [*walls, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
 
 

@@ -84,7 +84,8 @@ class WarmParent:
         control (`socket.socket`):
             Sequenced packets; the other end is the trainer's.
         config (`dict`):
-            `tier`, `uid`, `preload`, `readable`, `memory_mb`, `scratch_mb`, `processes`, `scratch_root`.
+            `tier`, `uid`, `preload`, `readable`, `memory_mb`, `scratch`, `scratch_mb`, `processes`,
+            `scratch_root`.
     """
 
     def __init__(self, control: socket.socket, config: dict):
@@ -169,7 +170,7 @@ class WarmParent:
         source, output, outcome = fds
         timeout = json.loads(message)["timeout_s"]
         self.started += 1
-        scratch = None
+        scratch = None  # behind bubblewrap it is a file system of the call's own
         try:
             if self.config["scratch_root"]:
                 scratch = os.path.join(self.config["scratch_root"], str(self.started))
@@ -180,7 +181,7 @@ class WarmParent:
             os.close(outcome)
         else:
             if pid == 0:
-                self._child(source, output, outcome, timeout, scratch)
+                self._child(source, output, outcome, timeout, scratch or self.config["scratch"])
             self.calls[pid] = Call(pid, outcome, time.monotonic() + timeout, scratch)
             self.poll.register(outcome, 0)  # errors alone: the reader has gone
         os.close(source)
@@ -211,7 +212,7 @@ class WarmParent:
 
     # In the child from here on.
 
-    def _child(self, source: int, output: int, outcome: int, timeout: float, scratch: str | None) -> None:
+    def _child(self, source: int, output: int, outcome: int, timeout: float, scratch: str) -> None:
         status = 1
         try:
             try:
@@ -223,14 +224,13 @@ class WarmParent:
         finally:
             os._exit(status)
 
-    def _enter(self, source: int, output: int, outcome: int, timeout: float, scratch: str | None) -> str:
+    def _enter(self, source: int, output: int, outcome: int, timeout: float, scratch: str) -> str:
         """Leaves everything of the warm parent behind and builds the walls; returns the code."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()  # signals to the process group would reach the parent's
         if self.tier == "bubblewrap":
-            _separate(self.uid, self.gid, self.config["scratch_mb"])
-            scratch = "/tmp"
+            _separate(self.uid, self.gid, scratch, self.config["scratch_mb"])
         null = os.open(os.devnull, os.O_RDONLY)
         with open(source, "rb", closefd=False) as file:
             text = file.read().decode("utf-8")
@@ -242,9 +242,8 @@ class WarmParent:
         sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
         sys.stdout = os.fdopen(1, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
         sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        if scratch is not None:
-            os.chdir(scratch)
-            os.environ.update(HOME=scratch, TMPDIR=scratch)
+        os.chdir(scratch)
+        os.environ.update(HOME=scratch, TMPDIR=scratch)
         if "numpy.random" in sys.modules:  # `random` does this by itself
             sys.modules["numpy.random"].seed()
         self._limit(timeout)
@@ -278,7 +277,7 @@ class WarmParent:
             resource.setrlimit(kind, (value, value))
 
 
-def _separate(uid: int, gid: int, scratch_mb: int) -> None:
+def _separate(uid: int, gid: int, scratch: str, scratch_mb: int) -> None:
     """Takes possession of the new namespaces: ids, a scratch that is also /dev/shm, and nothing in /proc."""
     for name, text in (
         ("setgroups", "deny"),
@@ -289,8 +288,8 @@ def _separate(uid: int, gid: int, scratch_mb: int) -> None:
             file.write(text)
     flags = linux.MS_NOSUID | linux.MS_NODEV
     size = f"size={scratch_mb}m,nr_inodes={SCRATCH_FILES},mode=0700,uid={INNER_ID},gid={INNER_ID}"
-    linux.mount("scratch", "/tmp", "tmpfs", flags, size)
-    linux.mount("/tmp", "/dev/shm", None, linux.MS_BIND)
+    linux.mount("scratch", scratch, "tmpfs", flags, size)
+    linux.mount(scratch, "/dev/shm", None, linux.MS_BIND)
     linux.mount(
         "nothing", "/proc", "tmpfs", flags | linux.MS_NOEXEC | linux.MS_RDONLY, "size=4k,nr_inodes=1,mode=0555"
     )
@@ -351,7 +350,9 @@ def main(control_fd: int) -> None:
         return
     control.send(json.dumps({"ready": True}).encode())
     parent.serve()
-    # The calls of a tier without a process namespace would outlive their parent.
+    # Where there is no process namespace to end with it, calls and their folders would outlive their parent.
     for call in parent.calls.values():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(call.pid, signal.SIGKILL)
+    if parent.config["scratch_root"]:
+        _remove(parent.config["scratch_root"])
