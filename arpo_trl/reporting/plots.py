@@ -99,6 +99,7 @@ def plot_training(
                 suffix = " (evaluation)" if name.startswith("eval_") else ""
                 axis.plot(steps, smooth(values, window), marker=marker, markersize=3, label=label + suffix, **style)
         axis.set(title=title, xlabel="step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
         if len(axis.lines) > 1:
             axis.legend(fontsize="small")
