@@ -4,7 +4,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,13 +61,21 @@ def preserve_rng_state() -> Iterator[None]:
             torch.cuda.set_rng_state(cuda)
 
 
+def _without_compiler(enforce_eager: bool) -> AbstractContextManager:
+    """Keeps vLLM's sampler, which `enforce_eager` does not reach, from compiling C++ code on a CPU."""
+    if enforce_eager and current_platform.is_cpu():
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
+
+
 def build_llm(model: str, **options: Any) -> LLM:
     """Builds a vLLM in this process with the entropy probe in its sampler.
 
-    The global random states stay as they were, though vLLM seeds them. Where `options` do not say otherwise, logprobs
-    are those of the distribution sampled from, and on a CPU the engine runs eagerly (a compilation takes a minute), in
-    float32 (vLLM would take bfloat16, and logprobs off by a few hundredths) and in blocks of 32 tokens (vLLM's 128 would
-    leave most shared prefixes uncached).
+    The global random states stay as they were, though vLLM seeds them. Logprobs are those of the distribution sampled
+    from unless `options` say otherwise. On a CPU these are the defaults: eager execution (a compilation takes a minute);
+    float32 (vLLM would take bfloat16, and logprobs off by a few hundredths); blocks of 32 tokens (vLLM's 128 would leave
+    most shared prefixes uncached); whole prompts, with `max_num_batched_tokens` raised to hold the longest (vLLM cannot
+    rewind the generator of a seeded request after a partial prefill there).
 
     Args:
         model (`str`):
@@ -81,17 +89,21 @@ def build_llm(model: str, **options: Any) -> LLM:
     if os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         raise ValueError("Set VLLM_ENABLE_V1_MULTIPROCESSING=0: the engine must run in the trainer's process.")
     options = {"logprobs_mode": "processed_logprobs", **options}
-    if current_platform.is_cpu():
-        options = {"enforce_eager": True, "dtype": "float32", "block_size": 32, **options}
     with preserve_rng_state():
-        # Only a complete configuration tells which model runner, and so which probe, is right. A CPU has one.
-        v2 = (
-            not current_platform.is_cpu()
-            and EngineArgs(model=model, **options).create_engine_config().use_v2_model_runner
-        )
-        probe = EntropyProbeV2 if v2 else EntropyProbe
+        if current_platform.is_cpu():
+            probe = EntropyProbe
+            defaults = {"enforce_eager": True, "dtype": "float32", "block_size": 32, "enable_chunked_prefill": False}
+            options = {**defaults, **options}
+            if not options["enable_chunked_prefill"] and options.get("max_num_batched_tokens") is not None:
+                longest = EngineArgs(model=model, **options).create_model_config().max_model_len
+                options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], longest)
+        else:
+            # Only a complete configuration tells which model runner, and so which probe, is right.
+            config = EngineArgs(model=model, **options).create_engine_config()
+            probe = EntropyProbeV2 if config.use_v2_model_runner else EntropyProbe
         options["logits_processors"] = [*(options.get("logits_processors") or []), probe]
-        return LLM(model=model, **options)
+        with _without_compiler(options.get("enforce_eager", False)):
+            return LLM(model=model, **options)
 
 
 @dataclass(slots=True)
@@ -176,6 +188,8 @@ class VLLMEngine:
         self._sleep = sleep
         self._engine = llm.llm_engine
         self._recorder = find_recorder(llm)
+        chunked_prefill = self._engine.vllm_config.scheduler_config.enable_chunked_prefill
+        self._seeds_allowed = not (current_platform.is_cpu() and chunked_prefill)
         self._live: dict[str, _Live] = {}
         self._cancelled: list[Event] = []
         self._used_ids: set[str] = set()
@@ -216,6 +230,8 @@ class VLLMEngine:
             )
         if request.watch and self.temperature == 0:
             raise ValueError("Entropies cannot be watched at temperature 0: set `temperature` above 0.")
+        if request.seed is not None and not self._seeds_allowed:
+            raise ValueError("Seeded requests on a CPU need a vLLM with `enable_chunked_prefill=False`.")
         params = SamplingParams(
             **self._sampling_kwargs,
             max_tokens=request.max_tokens,
@@ -243,7 +259,8 @@ class VLLMEngine:
         events, self._cancelled = self._cancelled, []
         if self._live:
             start = time.perf_counter()
-            outputs = self._engine.step()
+            with _without_compiler(self._engine.model_config.enforce_eager):
+                outputs = self._engine.step()
             self.busy_s += time.perf_counter() - start
             events.extend(self._event(output) for output in outputs)
         return events
