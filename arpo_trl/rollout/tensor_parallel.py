@@ -34,6 +34,9 @@ class _Mirror:
         self._hash = hashlib.blake2b(digest_size=8)
         self._steps = 0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
     def _apply(self, command: tuple[str, Any]) -> None:
         kind, argument = command
         if kind == "add":
@@ -79,9 +82,6 @@ class LeadingEngine(_Mirror):
         super().__init__(engine, group)
         self.open = False
         self._commands: list[tuple[str, Any]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
 
     def begin(self) -> None:
         self._commands.clear()
