@@ -6,15 +6,17 @@ loses that write and nothing else. Values are JSON, and nothing that stands in t
 """
 
 import base64
+import contextlib
 import hashlib
 import io
 import json
 import os
 import socket
+import sqlite3
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import diskcache
 from diskcache import core
 
 from .calling import parameters_of, to_content, tool_name
-from .contract import InfrastructureError
+from .contract import InfrastructureError, ToolError
 from .options import ToolOptions
 
 
@@ -44,7 +46,7 @@ class _JSONText(diskcache.Disk):
 
     def fetch(self, mode, filename, value, read):
         if mode == core.MODE_PICKLE:
-            raise ValueError("The tool cache holds a value that this library did not write; delete the folder.")
+            raise InfrastructureError("The tool cache holds a value that was not written by it; delete the folder.")
         return json.loads(super().fetch(mode, filename, value, read))
 
 
@@ -73,26 +75,35 @@ class ToolCache:
         method `normalise_arguments(arguments)`, that is applied first.
 
         Raises:
-            `TypeError`: for arguments that JSON cannot express.
+            [`ToolError`]: for arguments that JSON cannot express.
         """
         defaults = {n: v for n, v in parameters_of(tool).optional.items() if isinstance(v, (str, int, float, bool))}
         arguments = {**defaults, **arguments}
         owner = getattr(tool, "__self__", tool)
         if hasattr(owner, "normalise_arguments"):
             arguments = owner.normalise_arguments(arguments)
-        text = json.dumps([tool_name(tool), version, _normal(arguments)], sort_keys=True, ensure_ascii=True)
+        try:
+            text = json.dumps([tool_name(tool), version, _normal(arguments)], sort_keys=True, default=str)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolError(f"The arguments cannot be written as JSON: {error}") from None
         return hashlib.sha256(text.encode()).hexdigest()
 
     def get(self, key: str) -> Answer | None:
-        """The answer stored under `key`, or `None`."""
-        entry = self._store.get(key)
+        """The answer stored under `key`, or `None`.
+
+        Raises:
+            [`InfrastructureError`]: where the database cannot be read.
+        """
+        with _broken_database():
+            entry = self._store.get(key)
         return None if entry is None else (_decoded(entry["content"]), entry["failure"])
 
     def put(self, key: str, answer: Answer, expire_s: float | None = None) -> None:
         """Stores an answer, for `expire_s` seconds or for ever."""
         content, failure = answer
         entry = {"content": _encoded(to_content(content, STORED_CHARS)), "failure": failure}
-        self._store.set(key, entry, expire=expire_s)
+        with _broken_database():
+            self._store.set(key, entry, expire=expire_s)
 
     def get_or_call(
         self, key: str, call: Callable[[], Answer], options: ToolOptions, over: threading.Event, deadline: float
@@ -123,6 +134,24 @@ class ToolCache:
             if answer is None:
                 raise ReplayMiss("This call is not in the recorded cache.")
             return *answer, True
+        try:
+            answer = self._lead_or_follow(key, over, deadline)
+            if answer is not None:
+                return *answer, True
+            try:
+                answer = call()
+                self.put(key, answer, None if answer[1] is None else options.negative_ttl_s)
+            finally:
+                self._release(key)
+            return *answer, False
+        finally:
+            with self._lock:
+                if self._in_flight.get(key) is over:
+                    del self._in_flight[key]
+
+    def _lead_or_follow(self, key: str, over: threading.Event, deadline: float) -> Answer | None:
+        """Waits for an equal call of another thread or process. `None` makes this caller the one to call: of its
+        threads by `_in_flight`, of the processes by a claim in the database."""
         pause, longest = self.poll_s
         while True:
             with self._lock:
@@ -131,24 +160,13 @@ class ToolCache:
                     leader = self._in_flight[key] = over
             if leader is not over:
                 leader.wait(max(0.0, deadline - time.monotonic()))
-                if over.is_set():
-                    raise TimeoutError("gave up waiting for an equal call")
             if (answer := self.get(key)) is not None:
-                self._leave(key, over)
-                return *answer, True
-            if leader is over:
-                if self._claim(key, deadline):
-                    break
-                if over.wait(pause):
-                    raise TimeoutError("gave up waiting for an equal call of another process")
-                pause = min(2 * pause, longest)
-        try:
-            answer = call()
-            self.put(key, answer, None if answer[1] is None else options.negative_ttl_s)
-            return *answer, False
-        finally:
-            self._store.delete(_claim_key(key))
-            self._leave(key, over)
+                return answer
+            if leader is over and self._claim(key, deadline):
+                return None
+            if over.wait(pause if leader is over else 0):
+                raise TimeoutError("Gave up waiting for an equal call.")
+            pause = min(2 * pause, longest)
 
     def import_search_cache(
         self, path: str | Path, tool: Callable, version: str = "1", argument: str = "query"
@@ -185,26 +203,39 @@ class ToolCache:
 
     def _claim(self, key: str, deadline: float) -> bool:
         """Whether this process is the one to call. A claim ends with its call, its deadline or its process."""
-        mine = {"host": socket.gethostname(), "pid": os.getpid()}
         expire = max(0.001, deadline - time.monotonic())
-        if self._store.add(_claim_key(key), mine, expire=expire):
-            return True
-        theirs = self._store.get(_claim_key(key))
-        if theirs is not None and theirs["host"] == mine["host"] and not _alive(theirs["pid"]):
-            with self._store.transact():
-                if self._store.get(_claim_key(key)) == theirs:
-                    self._store.set(_claim_key(key), mine, expire=expire)
-                    return True
+        with _broken_database():
+            if self._store.add(_claim_key(key), _process(), expire=expire):
+                return True
+            theirs = self._store.get(_claim_key(key))
+            if theirs is not None and theirs["host"] == socket.gethostname() and not _alive(theirs["pid"]):
+                with self._store.transact():
+                    if self._store.get(_claim_key(key)) == theirs:
+                        self._store.set(_claim_key(key), _process(), expire=expire)
+                        return True
         return False
 
-    def _leave(self, key: str, over: threading.Event) -> None:
-        with self._lock:
-            if self._in_flight.get(key) is over:
-                del self._in_flight[key]
+    def _release(self, key: str) -> None:
+        """Ends this process's claim; one that has expired may be another's by now."""
+        with _broken_database(), self._store.transact():
+            if self._store.get(_claim_key(key)) == _process():
+                self._store.delete(_claim_key(key))
+
+
+@contextlib.contextmanager
+def _broken_database() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, diskcache.Timeout) as error:
+        raise InfrastructureError(f"The tool cache cannot be used: {error}") from error
 
 
 def _claim_key(key: str) -> str:
     return f"claim:{key}"
+
+
+def _process() -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
 def _alive(pid: int) -> bool:

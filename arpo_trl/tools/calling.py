@@ -89,11 +89,8 @@ def _parameters_of(function: Callable, bound: bool) -> _Parameters:
     ]
     adapters = {}
     for p in named:
-        if p.name in hints:
-            try:
-                adapters[p.name] = TypeAdapter(hints[p.name], config=_CONFIG)
-            except PydanticUserError:  # a type with a configuration of its own takes no other
-                adapters[p.name] = TypeAdapter(hints[p.name])
+        if p.name in hints and (adapter := _adapter(hints[p.name])) is not None:
+            adapters[p.name] = adapter
     return _Parameters(
         required=tuple(p.name for p in named if p.default is p.empty),
         optional={p.name: p.default for p in named if p.default is not p.empty},
@@ -102,6 +99,15 @@ def _parameters_of(function: Callable, bound: bool) -> _Parameters:
         open=any(p.kind is p.VAR_KEYWORD for p in parameters),
         context=context,
     )
+
+
+def _adapter(hint: Any) -> TypeAdapter | None:
+    for config in (_CONFIG, None):  # a type with a configuration of its own takes no other
+        try:
+            return TypeAdapter(hint, config=config)
+        except PydanticUserError:
+            continue
+    return None
 
 
 def _is_context(annotation: Any) -> bool:

@@ -54,7 +54,8 @@ class IsolatedTool:
                 On `time.monotonic`'s clock; the worker is killed then.
 
         Raises:
-            [`ToolError`] or [`InfrastructureError`]: as the tool did, or because its process died or was killed.
+            [`ToolError`] or [`InfrastructureError`]: as the tool did, or because its process died.
+            `TimeoutError`: after its process was killed.
         """
         with self._lock:
             worker = self._idle.pop() if self._idle else None
@@ -64,7 +65,7 @@ class IsolatedTool:
             while not worker.connection.poll(0):
                 left = deadline - time.monotonic()
                 if left <= 0 or over.is_set():
-                    raise ToolError("The call took too long and its process was killed.")
+                    raise TimeoutError("The call took too long and its process was killed.")
                 wait([worker.connection, worker.process.sentinel], min(left, 0.5))
                 if not worker.process.is_alive() and not worker.connection.poll(0):
                     raise EOFError

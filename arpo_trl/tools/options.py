@@ -33,7 +33,7 @@ class ToolOptions:
         cache (`str`, *optional*, defaults to `"off"`):
             `"off"`; `"read-write"`: answer equal calls from the cache; `"record"`: always call, and store;
             `"replay"`: answer from the cache only, a miss is an infrastructure failure.
-        negative_ttl_s (`float`, *optional*, defaults to `60.0`):
+        negative_ttl_s (`float`, *optional*, defaults to `10.0`):
             Seconds for which a failed call is answered from the cache.
         version (`str`, *optional*, defaults to `"1"`):
             Part of the cache key: change it where the tool's answers change.
@@ -47,7 +47,7 @@ class ToolOptions:
     max_output_chars: int = 8192
     isolate: bool = False
     cache: CacheMode = "off"
-    negative_ttl_s: float = 60.0
+    negative_ttl_s: float = 10.0
     version: str = "1"
 
     def __post_init__(self):

@@ -20,7 +20,7 @@ import tenacity
 
 from .cache import STORED_CHARS, ToolCache
 from .calling import bind_arguments, describe_error, is_transient, parameters_of, shorten, to_content, tool_name
-from .contract import Failure, ToolCall, ToolContext, ToolError, ToolResult
+from .contract import Failure, InfrastructureError, ToolCall, ToolContext, ToolError, ToolResult
 from .event_loop import EventLoop
 from .isolation import IsolatedTool
 from .options import ToolOptions
@@ -222,36 +222,41 @@ class ToolRunner:
     def __exit__(self, *exception) -> None:
         self.close()
 
-    def _prepare(self, turn, index, call, tools, context) -> _Job | ToolResult:
-        """A job, or the answer to a call that cannot be made."""
-        name = call.name if isinstance(call.name, str) else str(call.name)
+    def _prepare(
+        self,
+        turn: _Turn,
+        index: int,
+        call: ToolCall,
+        tools: Mapping[str, Callable],
+        context: ToolContext | None,
+    ) -> _Job | ToolResult:
+        """A job, or the answer to a call that needs none: it cannot be made, or the cache knows it."""
+        name = shorten(str(call.name), 200)
         options = self._options.get(name, ToolOptions())
         tool = tools.get(name)
+        begun = time.monotonic()
         try:
             if call.error is not None:
                 raise ToolError(call.error)
             if tool is None:
-                raise ToolError(
-                    f"There is no tool '{shorten(name, 200)}'; the tools are: {', '.join(tools) or 'none'}."
-                )
+                raise ToolError(f"There is no tool '{name}'; the tools are: {', '.join(tools) or 'none'}.")
             arguments = bind_arguments(tool, call.arguments, context)
-        except ToolError as error:
-            content = to_content(describe_error(error), options.max_output_chars)
-            turn.results[index] = ToolResult(name, content, "tool_error")
-            return turn.results[index]
-        if tool is not self._tools.get(name):  # an environment's own tool has state: neither cached nor isolated
-            return _Job(turn, index, name, tool, arguments, options)
-        key = None
-        if self._cache is not None and options.cache != "off":
-            begun = time.monotonic()
-            key = self._cache.key(tool, arguments, options.version)
-            # Answered here, a hit needs no thread, no place among the running calls and no share of the rate limit.
-            answer = self._cache.get(key) if options.cache != "record" else None
-            if answer is not None:
-                content = to_content(answer[0], options.max_output_chars)
-                turn.results[index] = ToolResult(name, content, answer[1], time.monotonic() - begun, cached=True)
-                return turn.results[index]
-        return _Job(turn, index, name, self._isolated.get(name, tool), arguments, options, key)
+            if tool is not self._tools.get(name):  # an environment's own tool has state: neither cached nor isolated
+                return _Job(turn, index, name, tool, arguments, options)
+            key = answer = None
+            if self._cache is not None and options.cache != "off":
+                # Answered here, a hit needs no thread, no place among the running calls, no share of the rate limit.
+                key = self._cache.key(tool, arguments, options.version)
+                answer = self._cache.get(key) if options.cache != "record" else None
+            if answer is None:
+                return _Job(turn, index, name, self._isolated.get(name, tool), arguments, options, key)
+            content, failure = answer
+            result = ToolResult(name, to_content(content, options.max_output_chars), failure, cached=True)
+        except (ToolError, InfrastructureError) as error:
+            result = ToolResult(name, to_content(describe_error(error), options.max_output_chars), _kind(error))
+        result.latency_s = time.monotonic() - begun
+        turn.results[index] = result
+        return result
 
     # The scheduler's thread. Everything it touches is guarded by the lock.
 
@@ -287,7 +292,11 @@ class ToolRunner:
                 job = waiting.popleft()
                 job.started = time.monotonic()
                 self._running[name].add(job)
-                threading.Thread(target=self._run, args=(job,), name=f"tool-{name}", daemon=True).start()
+                try:
+                    threading.Thread(target=self._run, args=(job,), name=f"tool-{name}", daemon=True).start()
+                except RuntimeError as error:  # no more threads, of which calls that hang keep theirs
+                    self._abandon(job)
+                    self._answer(job, ToolResult(name, f"The call cannot be started: {error}", "infrastructure"))
         return next_start
 
     def _abandon(self, job: _Job) -> None:
@@ -313,7 +322,7 @@ class ToolRunner:
         cached = False
         try:
             content, failure, cached = self._outcome(job)
-        except Exception as error:  # of the cache; those of the tool were read in `_call`
+        except (InfrastructureError, TimeoutError) as error:  # of the cache; the tool's are read in `_call`
             content, failure = to_content(describe_error(error), job.options.max_output_chars), _kind(error)
         result = ToolResult(job.name, content, failure, time.monotonic() - job.started, cached)
         with self._lock:

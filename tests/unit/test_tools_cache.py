@@ -160,8 +160,26 @@ def test_pickles_in_the_folder_are_not_opened(tool, tmp_path):
     key = cache.key(tool.search, {"query": "a"}, "1")
     with diskcache.Cache(str(tmp_path), disk=diskcache.Disk) as foreign:
         foreign.set(key, {"content": "planted", "failure": None})
-    with pytest.raises(ValueError, match="did not write"):
+    with pytest.raises(InfrastructureError, match="not written by it"):
         ToolCache(tmp_path).get(key)
+
+
+def test_a_broken_database_fails_the_calls_and_not_the_run(tool, tmp_path):
+    cache = ToolCache(tmp_path)
+    ask(tool, cache, "a")
+    cache.close()
+    for file in tmp_path.glob("cache.db*"):
+        file.write_bytes(b"nonsense " * 1000)
+    (result,), _ = ask(tool, cache, "b")
+    assert result.failure == "infrastructure" and "tool cache cannot be used" in result.content
+
+
+def test_arguments_that_are_not_json(tool, tmp_path):
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(ToolError, match="cannot be written as JSON"):
+        ToolCache(tmp_path).key(tool.search, {"query": nested}, "1")
 
 
 def test_a_cache_is_needed_where_one_is_asked_for(tool):
