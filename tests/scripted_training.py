@@ -7,6 +7,7 @@ import sys
 from hashlib import blake2b
 from unittest.mock import patch
 
+import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -67,6 +68,7 @@ def build(
     truncated=(),
     unscored=(),
     rollout_func=None,
+    peft_config=None,
     **options,
 ):
     """A trainer and its first generation batch.
@@ -114,6 +116,7 @@ def build(
             args,
             Dataset.from_dict({"prompt": questions}),
             processing_class=tokenizer,
+            peft_config=peft_config,
             **({"tools": [search]} if issubclass(trainer_class, ARPOTrainer) else {"rollout_func": rollout_func}),
         )
     trainer.model.train()
@@ -138,6 +141,14 @@ def loss_and_gradient(trainer, *micro_batches):
         loss.backward()
         total += loss.item()
     return total, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+
+
+def assert_same_update(one, other, tolerance):
+    """Losses and gradients agree to `tolerance`, relative to the largest component where that is above 1."""
+    largest = max(one[1].abs().max().item(), 1.0)
+    assert one[0] == pytest.approx(other[0], abs=tolerance * largest)
+    torch.testing.assert_close(one[1], other[1], rtol=0, atol=tolerance * largest)
+    assert one[1].abs().max() > 100 * tolerance  # there is something to compare
 
 
 TWO_PROCESS_RUNS = {

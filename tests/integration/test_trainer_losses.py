@@ -12,9 +12,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from arpo_trl import AEPOConfig, AEPOTrainer, ARPOConfig, ARPOTrainer
-from arpo_trl.objectives import entropy_balanced_clip
 from tests import scripted_training
-from tests.scripted_training import loss_and_gradient, move, reward
+from tests.scripted_training import assert_same_update, loss_and_gradient, move, reward
 
 
 PARTS_OFF = dict.fromkeys(
@@ -28,12 +27,6 @@ TRAINERS = [(ARPOTrainer, ARPOConfig, "soft"), (AEPOTrainer, AEPOConfig, "hard")
 @pytest.fixture
 def build(tiny_model_dir, tmp_path):
     return functools.partial(scripted_training.build, model_dir=tiny_model_dir, output_dir=tmp_path)
-
-
-def assert_same_update(one, other, tolerance):
-    assert one[0] == pytest.approx(other[0], abs=tolerance)
-    torch.testing.assert_close(one[1], other[1], rtol=0, atol=tolerance)
-    assert one[1].abs().max() > 100 * tolerance  # there is something to compare
 
 
 def as_rollout(trainer, batch):
@@ -51,10 +44,20 @@ def as_rollout(trainer, batch):
 # ARPO is GRPO
 
 
-@pytest.mark.parametrize(("prefix_sharing", "beta"), [("auto", 0.1), ("off", 0.0)])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_without_forks_arpo_is_grpo(build, loss_type, beta, prefix_sharing):
-    options = {"loss_type": loss_type, "beta": beta}
+@pytest.mark.parametrize(
+    ("loss_type", "prefix_sharing", "options"),
+    [
+        *((loss_type, "auto", {"beta": 0.1}) for loss_type in LOSS_TYPES),
+        *((loss_type, "off", {}) for loss_type in LOSS_TYPES),
+        # The baselines of the papers' comparisons that TRL has: CISPO, GSPO and what else there is.
+        ("cispo", "auto", {"epsilon_high": 1.2}),
+        ("luspo", "auto", {"importance_sampling_level": "sequence"}),
+        ("grpo", "auto", {"importance_sampling_level": "sequence"}),
+        ("sapo", "auto", {}),
+    ],
+)
+def test_without_forks_arpo_is_grpo(build, loss_type, prefix_sharing, options):
+    options = {"loss_type": loss_type, **options}
     arpo, batch = build(ARPOTrainer, ARPOConfig, branching=False, prefix_sharing=prefix_sharing, **options)
     grpo, reference = build(GRPOTrainer, GRPOConfig, rollout_func=lambda *_: as_rollout(arpo, batch), **options)
     assert arpo._prefix_sharing_enabled == (prefix_sharing == "auto")
@@ -65,8 +68,9 @@ def test_without_forks_arpo_is_grpo(build, loss_type, beta, prefix_sharing):
     for trainer in (arpo, grpo):
         move(trainer.model)
     assert_same_update(loss_and_gradient(arpo, batch), loss_and_gradient(grpo, reference), 1e-6)
-    clipped = (arpo._metrics["train"], grpo._metrics["train"])
-    assert clipped[0]["clip_ratio/region_mean"][-1] == pytest.approx(clipped[1]["clip_ratio/region_mean"][-1]) != 0
+    if loss_type in LOSS_TYPES:
+        clipped = [trainer._metrics["train"]["clip_ratio/region_mean"][-1] for trainer in (arpo, grpo)]
+        assert clipped[0] == pytest.approx(clipped[1]) != 0
 
 
 # AEPO
@@ -110,54 +114,6 @@ def test_c18_each_part_of_aepo_changes_something(build, part):
         assert on._metrics["train"]["aepo/preserved_frac"][-1] > 0
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("delta", [None, 1.5])
-def test_aepo_gradient_is_the_written_out_objective(build, level, delta):
-    trainer, batch = build(
-        AEPOTrainer, AEPOConfig, loss_type="dapo", delta=delta, importance_sampling_level=level, prefix_sharing="off"
-    )
-    move(trainer.model, scale=0.05)
-    loss, gradient = loss_and_gradient(trainer, batch)
-    trainer.model.zero_grad()
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    length = batch["completion_ids"].size(1)
-    logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1]
-    logps = torch.log_softmax(logits, -1).gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
-    mask = batch["completion_mask"] * batch["tool_mask"]
-    log_ratio = logps - batch["old_per_token_logps"]
-    if level == "sequence":
-        log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1)).unsqueeze(1)
-    surrogate = entropy_balanced_clip(log_ratio, batch["advantages"], 0.05, 0.05, delta)
-    expected = -(surrogate * mask).sum() / mask.sum()
-    expected.backward()
-    written = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
-    assert_same_update((loss, gradient), (expected.item(), written), 2e-6)
-
-
-def test_entropy_weights_are_those_of_the_whole_batch(build):
-    plain, expected = build(AEPOTrainer, AEPOConfig, **PARTS_OFF)
-    trainer, batch = build(AEPOTrainer, AEPOConfig, **{**PARTS_OFF, "entropy_aware_advantage": True})
-    mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    with torch.no_grad():
-        logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, -mask.size(1) - 1 : -1].double()
-    log_p = torch.log_softmax(logits, -1)
-    entropies = -(log_p.exp() * log_p).sum(-1)
-    z = (entropies - entropies[mask].mean()) / entropies[mask].std()
-    weighted = expected["advantages"].unsqueeze(1) * (1 + 0.2 * z)
-    assert batch["advantages"].shape == mask.shape
-    torch.testing.assert_close(batch["advantages"][mask], weighted[mask].float(), rtol=0, atol=1e-4)
-
-
-def test_old_logprobs_are_computed_where_trl_would_not(build):
-    options = {**PARTS_OFF, "num_iterations": 1}
-    assert "old_per_token_logps" not in build(AEPOTrainer, AEPOConfig, **options)[1]
-    trainer, batch = build(AEPOTrainer, AEPOConfig, **{**options, "entropy_aware_advantage": True})
-    assert "old_per_token_logps" in batch and trainer.num_iterations == 1
-
-
 # What both must keep
 
 
@@ -166,7 +122,7 @@ def test_two_processes_are_one(build, tiny_model_dir, tmp_path):
     worker = Path(scripted_training.__file__)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     env = {**os.environ, "PYTHONPATH": str(worker.parent.parent)}
-    subprocess.run([*launch, str(worker), tiny_model_dir, str(tmp_path)], env=env, check=True, timeout=200)
+    subprocess.run([*launch, str(worker), tiny_model_dir, str(tmp_path)], env=env, check=True, timeout=250)
     for name, update in torch.load(tmp_path / "updates.pt").items():
         trainer, batch = build(AEPOTrainer, AEPOConfig, **scripted_training.TWO_PROCESS_RUNS[name])
         move(trainer.model)
