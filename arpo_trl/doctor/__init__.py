@@ -1,0 +1,6 @@
+"""`arpo-trl doctor`: looks at an installation and a recipe before a machine is spent on them."""
+
+from .examination import Finding, examine
+
+
+__all__ = ["Finding", "examine"]

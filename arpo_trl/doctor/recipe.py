@@ -1,0 +1,366 @@
+"""The checks of a recipe: everything that can be known before the first step, without loading the model's weights."""
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .examination import Finding, guarded, installed_version
+
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from ..tools.registry import ToolSet
+
+ALGORITHMS = ("arpo", "aepo", "grpo")
+# Arguments of a trial call, by the type that the tool's schema asks for.
+MADE_UP = {"string": "1+1", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+
+
+@dataclass
+class _Recipe:
+    """What is known of a recipe so far; each check adds its part."""
+
+    script_args: Any
+    args: Any
+    model_args: Any
+    dataset_args: Any
+    tools: "ToolSet | None" = None
+    model: str | None = None
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+    config: "PretrainedConfig | None" = None
+    stop_token_ids: list[int] = field(default_factory=list)
+    longest_prompt: int | None = None
+
+
+def examine_recipe(path: str, algorithm: str | None, overrides: list[str]) -> Iterator[Finding]:
+    """Checks that need one another's results are left out where those failed; see [`examine`]."""
+    recipe = None
+    for finding in guarded("recipe", _read, path, algorithm, overrides):
+        if isinstance(finding, _Recipe):
+            recipe = finding
+        else:
+            yield finding
+    if recipe is None:
+        return
+    sys.path.insert(0, os.getcwd())  # dotted paths into the user's own folder, as the scripts do
+    yield from guarded("packages", _check_packages, recipe)
+    yield from guarded("accounts", _check_accounts, recipe)
+    yield from guarded("rewards", _check_rewards, recipe)
+    yield from guarded("tools", _check_tools, recipe)
+    yield from guarded("model", _check_model, recipe)
+    if recipe.tokenizer is not None:
+        yield from guarded("dialect", _check_dialect, recipe)
+        yield from guarded("rollout", _check_rollout, recipe)
+    yield from guarded("data", _check_data, recipe)
+    yield from guarded("sizes", _check_sizes, recipe)
+    if recipe.config is not None:
+        yield from guarded("memory", _check_memory, recipe)
+    if recipe.tools is not None:
+        recipe.tools.close()
+
+
+def _read(path: str, algorithm: str | None, overrides: list[str]) -> Iterator[Any]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no recipe {path}; give the path of a YAML file.")
+    algorithm = algorithm or next((name for name in ALGORITHMS if name in Path(path).as_posix().lower()), "arpo")
+    try:
+        recipe = _parse(path, algorithm, overrides)
+    except ValueError as error:
+        if "bf16" not in str(error) and "tf32" not in str(error):
+            raise
+        # What the recipe says beside that can be looked at all the same.
+        recipe = _parse(path, algorithm, [*overrides, "--bf16", "false", "--tf32", "false", "--use_cpu", "true"])
+        yield Finding(
+            "recipe",
+            "problem",
+            f"{path} is for a GPU with bf16, and there is none: run it on such a machine, or set bf16: false and "
+            "use_cpu: true.",
+        )
+    yield recipe
+    args = recipe.args
+    kind = algorithm.upper()
+    yield Finding(
+        "recipe", "ok", f"{kind}, dialect '{args.dialect}', " + ("vLLM" if args.use_vllm else "transformers")
+    )
+
+
+def _parse(path: str, algorithm: str, overrides: list[str]) -> _Recipe:
+    from trl import DatasetMixtureConfig, ModelConfig, TrlParser
+
+    from .. import AEPOConfig, ARPOConfig
+    from ..recipe import ARPOScriptArguments
+
+    config_class = AEPOConfig if algorithm == "aepo" else ARPOConfig
+    parser = TrlParser((ARPOScriptArguments, config_class, ModelConfig, DatasetMixtureConfig))
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            recipe = _Recipe(*parser.parse_args_and_config(["--config", path, *overrides]))
+    except SystemExit:  # argparse has written what is wrong, and how it is used
+        raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
+    if algorithm == "grpo":
+        recipe.args.branching = False
+    return recipe
+
+
+def _check_packages(recipe: _Recipe) -> Iterator[Finding]:
+    wanted = {
+        "vllm": recipe.args.use_vllm,
+        "peft": recipe.model_args.use_peft,
+        "bitsandbytes": recipe.model_args.load_in_4bit or recipe.model_args.load_in_8bit,
+        "wandb": "wandb" in recipe.args.report_to,
+        "trackio": "trackio" in recipe.args.report_to,
+        "tensorboard": "tensorboard" in recipe.args.report_to,
+        "flash-attn": recipe.model_args.attn_implementation == "flash_attention_2",
+    }
+    extras = {"vllm": "vllm", "peft": "peft", "wandb": "wandb", "trackio": "reporting", "tensorboard": "reporting"}
+    missing = [name for name, is_wanted in wanted.items() if is_wanted and installed_version(name) is None]
+    for name in missing:
+        what = f"arpo-trl[{extras[name]}]" if name in extras else name
+        yield Finding("packages", "problem", f'The recipe needs {name}: run `pip install "{what}"`.')
+    if not missing:
+        yield Finding("packages", "ok", "all that the recipe needs are installed")
+
+
+def _check_accounts(recipe: _Recipe) -> Iterator[Finding]:
+    args = recipe.args
+    if args.push_to_hub:
+        from huggingface_hub import get_token
+
+        if get_token() is None:
+            yield Finding(
+                "accounts",
+                "problem",
+                "The recipe pushes to the Hub and there is no token: run `hf auth login`, set HF_TOKEN, or set "
+                "push_to_hub: false.",
+            )
+    if "wandb" in args.report_to and os.environ.get("WANDB_MODE") not in ("offline", "disabled", "dryrun"):
+        netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+        if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text()):
+            yield Finding(
+                "accounts",
+                "problem",
+                "The recipe reports to wandb and there is no API key: run `wandb login`, set WANDB_API_KEY, or set "
+                "WANDB_MODE=offline.",
+            )
+
+
+def _check_rewards(recipe: _Recipe) -> Iterator[Finding]:
+    from ..rewards.registry import resolve_rewards
+
+    rewards = resolve_rewards(recipe.script_args.reward_funcs, recipe.script_args.reward_kwargs)
+    names = [getattr(reward, "__name__", type(reward).__name__) for reward in rewards]
+    yield Finding("rewards", "ok", ", ".join(names))
+
+
+def _check_tools(recipe: _Recipe) -> Iterator[Finding]:
+    """A real call to each tool: the recipe's, else one with made-up arguments, which may fail without consequence."""
+    from ..tools.calling import tool_name, tool_schema
+    from ..tools.contract import ToolCall, ToolContext
+    from ..tools.registry import load_object, resolve_tools
+    from ..tools.runner import ToolRunner
+
+    tools = recipe.tools = resolve_tools(recipe.script_args.tools)
+    if recipe.script_args.environment_factory:
+        load_object(recipe.script_args.environment_factory)
+    elif not tools.tools and recipe.args.branching:
+        yield Finding(
+            "tools",
+            "problem",
+            "Rows fork after tool results, but there are no tools: set `tools`, or branching: false.",
+        )
+        return
+    tools.preflight()
+    untried = []
+    for tool in tools.tools:
+        name, parameters = tool_name(tool), tool_schema(tool)["function"]["parameters"]
+        if name in tools.trial_calls:
+            yield Finding("tools", "ok", f"{name} answers the recipe's `preflight`")
+        else:
+            required = {key: parameters["properties"][key] for key in parameters.get("required", [])}
+            arguments = {key: MADE_UP.get(schema.get("type"), "1+1") for key, schema in required.items()}
+            untried.append(ToolCall(name, arguments))
+    with ToolRunner(tools.tools) as runner:
+        runner.start("doctor", untried, context=ToolContext("doctor", 0, 0, training=False))
+        [(_, results)] = runner.poll(None) if untried else [(None, [])]
+    for call, result in zip(untried, results, strict=True):
+        said = " ".join(str(result.content).split())[:120]
+        how = f"{result.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
+        if result.failure is None:
+            yield Finding("tools", "ok", f"{how} = {said!r} in {result.latency_s:.2f} s")
+        elif result.failure == "tool_error":
+            yield Finding(
+                "tools",
+                "warning",
+                f"{how} failed with made-up arguments: {said}. Give it some that work as `preflight` in the recipe.",
+            )
+        else:
+            yield Finding("tools", "problem", f"{how} failed ({result.failure}): {said}. Check what stands behind it.")
+
+
+def _check_model(recipe: _Recipe) -> Iterator[Finding]:
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    from ..packaged_models import resolve_model
+
+    name, model_args = recipe.model_args.model_name_or_path, recipe.model_args
+    if name is None:
+        raise ValueError("The recipe names no model: set `model_name_or_path`.")
+    recipe.model = resolve_model(name, packaged=recipe.script_args.packaged_model)
+    options = {"revision": model_args.model_revision, "trust_remote_code": recipe.args.trust_remote_code}
+    try:
+        recipe.config = AutoConfig.from_pretrained(recipe.model, **options)
+        recipe.tokenizer = AutoTokenizer.from_pretrained(recipe.model, **options)
+    except OSError as error:
+        raise OSError(
+            f"The model {name} cannot be loaded: make it, or correct `model_name_or_path`. ({error})"
+        ) from None
+    stops = recipe.config.get_text_config().eos_token_id
+    with contextlib.suppress(OSError):  # not every model has one
+        stops = (
+            GenerationConfig.from_pretrained(recipe.model, revision=model_args.model_revision).eos_token_id or stops
+        )
+    recipe.stop_token_ids = [stops] if isinstance(stops, int) else list(stops or [])
+    yield Finding("model", "ok", f"{name} ({recipe.config.model_type})")
+
+
+def _check_dialect(recipe: _Recipe) -> Iterator[Finding]:
+    from trl.chat_template_utils import is_chat_template_prefix_preserving
+
+    from ..rollout.dialect import make_dialect
+
+    tokenizer, args = recipe.tokenizer, recipe.args
+    if tokenizer.chat_template is None:
+        raise ValueError("The tokenizer has no chat template: set `chat_template_path`, or take a chat model.")
+    tools = recipe.tools.tools if recipe.tools is not None else []
+    dialect = make_dialect(args.dialect, tokenizer, tools, stop_token_ids=recipe.stop_token_ids)
+    stops = ", ".join(repr(tokenizer.convert_ids_to_tokens(id)) for id in sorted(dialect.stop_token_ids))
+    yield Finding("dialect", "ok", f"'{args.dialect}', turns end at {stops}")
+    if args.dialect == "native" and tools and not is_chat_template_prefix_preserving(tokenizer):
+        yield Finding(
+            "dialect", "ok", "the template rewrites earlier turns; TRL's training version of it is used instead"
+        )
+
+
+def _check_rollout(recipe: _Recipe) -> Iterator[Finding]:
+    from .trial import trial_rollout
+
+    tree = trial_rollout(recipe.tokenizer, recipe.args.dialect, recipe.stop_token_ids)
+    forks = sum(row.parent is not None for row in tree.trajectories)
+    yield Finding(
+        "rollout",
+        "ok",
+        f"with a fake tool: {len(tree.trajectories)} rows, {forks} of them forks, each calls and answers",
+    )
+
+
+def _check_data(recipe: _Recipe) -> Iterator[Finding]:
+    from ..data.loading import load_prompts, render_prompts
+
+    script_args = recipe.script_args
+    source = recipe.dataset_args if recipe.dataset_args.datasets else script_args.dataset_name
+    if source is None:
+        raise ValueError("The recipe names no prompts: set `dataset_name` or `datasets`.")
+    tools = recipe.tools.tools if recipe.tools is not None else []
+    began = time.monotonic()
+    prompts = load_prompts(
+        source,
+        script_args.dataset_train_split,
+        name=script_args.dataset_config,
+        dialect=recipe.args.dialect,
+        tools=tools,
+        system_prompt=script_args.system_prompt,
+        tokenizer=recipe.tokenizer,
+        max_prompt_length=script_args.max_prompt_length,
+        limit=script_args.max_train_samples,
+        num_examples=0,
+    )
+    message = f"{len(prompts)} prompts"
+    if recipe.tokenizer is not None and recipe.tokenizer.chat_template is not None:
+        texts = render_prompts(prompts, recipe.tokenizer, tools if recipe.args.dialect == "native" else ())
+        lengths = [len(ids) for ids in recipe.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        recipe.longest_prompt = max(lengths)
+        message += f", the longest has {recipe.longest_prompt} tokens"
+    yield Finding("data", "ok", f"{message} (read in {time.monotonic() - began:.1f} s)")
+
+
+def _check_sizes(recipe: _Recipe) -> Iterator[Finding]:
+    args = recipe.args
+    prompts = args.generation_batch_size // args.num_generations
+    roots = f", {args.num_initial_rollouts} of them from the prompt" if args.branching else ""
+    yield Finding(
+        "sizes", "ok", f"a rollout is {prompts} prompts × {args.num_generations} rows{roots}, over all processes"
+    )
+    window = (
+        None if recipe.config is None else getattr(recipe.config.get_text_config(), "max_position_embeddings", None)
+    )
+    if args.use_vllm and args.vllm_max_model_length is not None:
+        window = min(args.vllm_max_model_length, window or args.vllm_max_model_length)
+    prompt = recipe.longest_prompt if recipe.longest_prompt is not None else recipe.script_args.max_prompt_length
+    if window is None or prompt is None:
+        return
+    if prompt >= window:
+        yield Finding(
+            "sizes",
+            "problem",
+            f"The longest prompt has {prompt} tokens and the window {window}: set max_prompt_length below that, or "
+            "raise vllm_max_model_length.",
+        )
+    elif prompt + args.max_completion_length > window:
+        yield Finding(
+            "sizes",
+            "warning",
+            f"The longest prompt ({prompt} tokens) and max_completion_length ({args.max_completion_length}) do not fit "
+            f"the window ({window}): such rows are cut off early. Lower one of them, or raise vllm_max_model_length.",
+        )
+    if args.max_tool_result_length >= args.max_completion_length:
+        yield Finding(
+            "sizes",
+            "warning",
+            f"One tool result may fill a row: set max_tool_result_length ({args.max_tool_result_length}) well below "
+            f"max_completion_length ({args.max_completion_length}).",
+        )
+
+
+def _check_memory(recipe: _Recipe) -> Iterator[Finding]:
+    import torch
+
+    from .memory import GIB, count_parameters, estimate
+
+    parameters = count_parameters(recipe.config)
+    prompt = recipe.longest_prompt or recipe.script_args.max_prompt_length or 0
+    needed = estimate(
+        recipe.config, parameters, recipe.args, recipe.model_args, prompt + recipe.args.max_completion_length
+    )
+    message = f"{parameters / 1e6:,.0f}M parameters; about {needed} in a process without sharding"
+    if not torch.cuda.is_available() or recipe.args.use_cpu:
+        yield Finding("memory", "ok", message)
+        return
+    there = torch.cuda.get_device_properties(0).total_memory / GIB
+    engine = recipe.args.vllm_gpu_memory_utilization * there if recipe.args.use_vllm else 0.0
+    if recipe.args.use_vllm and needed.engine > 0.9 * engine:
+        yield Finding(
+            "memory",
+            "problem",
+            f"vLLM gets {engine:.1f} GiB of the GPU and its weights take {needed.engine:.1f}: raise "
+            "vllm_gpu_memory_utilization or vllm_tensor_parallel_size.",
+        )
+    asleep = recipe.args.vllm_enable_sleep_mode
+    left = there if asleep else there - engine
+    update = needed.total - needed.engine
+    if update > left:
+        yield Finding(
+            "memory",
+            "warning",
+            f"{message}; the update needs {update:.0f} GiB and {left:.0f} GiB are left beside vLLM. Shard over "
+            "more GPUs (recipes/accelerate_configs), use LoRA, or set vllm_enable_sleep_mode: true.",
+        )
+    else:
+        yield Finding("memory", "ok", message)
