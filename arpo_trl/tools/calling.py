@@ -31,8 +31,23 @@ def tool_name(tool: Callable) -> str:
 
 
 @dataclass(frozen=True)
-class _Parameters:
-    """What a tool takes. `adapters` is empty where only names are known."""
+class Parameters:
+    """What a tool takes.
+
+    Args:
+        required (`tuple[str, ...]`):
+            Names without a default.
+        optional (`Mapping[str, Any]`):
+            Defaults by name; `inspect.Parameter.empty` where a schema names none.
+        adapters (`Mapping[str, TypeAdapter]`):
+            What checks and converts a value; nothing for tools that bring their own schema.
+        types (`Mapping[str, str]`):
+            Types as the model is told them.
+        open (`bool`):
+            Whether other names are taken too.
+        context (`bool`):
+            Whether it declares the argument `context`.
+    """
 
     required: tuple[str, ...]
     optional: Mapping[str, Any]
@@ -49,7 +64,7 @@ class _Parameters:
         return f"({', '.join(parts)})"
 
 
-def parameters_of(tool: Callable) -> _Parameters:
+def parameters_of(tool: Callable) -> Parameters:
     """Reads what `tool` takes from its JSON schema where it carries one, else from its signature. Kept per function;
     methods of an environment instance share their function's entry."""
     function, bound = getattr(tool, "__func__", tool), hasattr(tool, "__func__")
@@ -59,7 +74,7 @@ def parameters_of(tool: Callable) -> _Parameters:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parameters_of(function: Callable, bound: bool) -> _Parameters:
+def _parameters_of(function: Callable, bound: bool) -> Parameters:
     schema = getattr(function, "schema", None)
     signature = inspect.signature(function)
     try:
@@ -72,7 +87,7 @@ def _parameters_of(function: Callable, bound: bool) -> _Parameters:
         body = schema.get("function", schema).get("parameters", {})
         properties = body.get("properties", {})
         required = tuple(body.get("required", ()))
-        return _Parameters(
+        return Parameters(
             required=required,
             optional={
                 n: p.get("default", inspect.Parameter.empty) for n, p in properties.items() if n not in required
@@ -91,7 +106,7 @@ def _parameters_of(function: Callable, bound: bool) -> _Parameters:
     for p in named:
         if p.name in hints and (adapter := _adapter(hints[p.name])) is not None:
             adapters[p.name] = adapter
-    return _Parameters(
+    return Parameters(
         required=tuple(p.name for p in named if p.default is p.empty),
         optional={p.name: p.default for p in named if p.default is not p.empty},
         adapters=adapters,

@@ -13,8 +13,9 @@ logger = logging.getLogger(__name__)
 
 
 class EventLoop:
-    """Runs awaitables of other threads; replaced by a new loop where one of them blocks it."""
+    """Runs awaitables of other threads. Where one of them blocks it, those that come later get a new loop."""
 
+    # After a call was given up, a loop that gives no sign of life for this long is blocked.
     patience_s = 0.5
 
     def __init__(self):
@@ -54,7 +55,7 @@ class EventLoop:
                 self._loop = None
 
 
-async def _guarded(awaitable) -> tuple[Any, BaseException | None]:
+async def _guarded(awaitable: Awaitable) -> tuple[Any, BaseException | None]:
     """What would escape a task and stop the event loop (SystemExit, KeyboardInterrupt) comes back as a value."""
     try:
         return await awaitable, None

@@ -22,12 +22,13 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .calling import describe_error, parameters_of, tool_name, tool_schema
 from .contract import InfrastructureError, ToolCall, ToolContext
 from .options import ToolOptions
+from .runner import ToolRunner
 
 
 BUILT_IN = {
@@ -68,8 +69,6 @@ class ToolSet:
         Raises:
             [`InfrastructureError`]: naming the tools that do not work and what they said.
         """
-        from .runner import ToolRunner  # the runner knows the cache, which the registry does not need
-
         problems = []
         for owner in self.owners:
             if hasattr(owner, "preflight"):
@@ -79,7 +78,7 @@ class ToolSet:
                     names = ", ".join(tool_name(t) for t in self.tools if getattr(t, "__self__", t) is owner)
                     problems.append(f"{names or type(owner).__name__}: {describe_error(error)}")
         calls = [ToolCall(name, arguments) for name, arguments in self.trial_calls.items()]
-        with ToolRunner(self.tools, {n: _uncached(o) for n, o in self.options.items()}) as runner:
+        with ToolRunner(self.tools, {name: replace(o, cache="off") for name, o in self.options.items()}) as runner:
             runner.start("preflight", calls, context=ToolContext("preflight", 0, 0, training=False))
             for _, results in runner.poll(None):
                 problems += [f"{r.name}: {r.content}" for r in results if r.failure is not None]
@@ -186,9 +185,3 @@ def load_object(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"Cannot load '{path}': {error}") from error
-
-
-def _uncached(options: ToolOptions) -> ToolOptions:
-    from dataclasses import replace
-
-    return replace(options, cache="off")
