@@ -97,8 +97,11 @@ class BenchmarkCallback(TrainerCallback):
             metrics: dict[str, float] = {}
             for benchmark, questions in self._benchmarks:
                 metrics |= self._run(benchmark, questions, state.global_step)
-            # GRPOTrainer.log would flush the training metrics of an unfinished logging interval along with these.
+            # GRPOTrainer.log would flush the training metrics of an unfinished logging interval along with these, and
+            # any log counts as the one that is due after this step.
+            should_log = control.should_log
             Trainer.log(self.trainer, metrics)
+            control.should_log = should_log
 
     def _run(self, benchmark: Benchmark, questions: Any, step: int) -> dict[str, float]:
         accelerator = self.trainer.accelerator

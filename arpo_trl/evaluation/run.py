@@ -87,6 +87,14 @@ def evaluate(
         file.append(scored)
         samples.extend(scored)
         logger.info("%s: %d of %d samples.", benchmark.name, len(samples), len(done) + len(missing))
+    unasked = sum(sample.num_tokens == 0 and sample.finish_reason == "length" for sample in samples)
+    if unasked:
+        logger.warning(
+            "%s: %d of %d prompts left the model no room to answer; raise the longest sequence.",
+            benchmark.name,
+            unasked,
+            len(samples),
+        )
     wanted = [sample for sample in samples if sample.sample < n and sample.question_id < len(questions)]
     return summarize(benchmark, wanted)
 
