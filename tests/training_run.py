@@ -12,7 +12,7 @@ from arpo_trl import ARPOConfig, ARPOTrainer
 from tests.small_models import WORDS, count_words, search
 
 
-def make_trainer(model_dir: str, output_dir: str, options: dict, **arguments) -> ARPOTrainer:
+def make_trainer(model_dir: str, output_dir: str, options: dict, more_rewards=(), **arguments) -> ARPOTrainer:
     defaults = {
         "num_generations": 8,
         "per_device_train_batch_size": 16,
@@ -37,7 +37,7 @@ def make_trainer(model_dir: str, output_dir: str, options: dict, **arguments) ->
     rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in prompts]
     return ARPOTrainer(
         model_dir,
-        count_words,
+        [count_words, *more_rewards],
         ARPOConfig(output_dir=output_dir, **{**defaults, **options}),
         Dataset.from_list(rows),
         **{"tools": [search], **arguments},

@@ -1,0 +1,185 @@
+"""ARPOTrainer end to end on a small random model that calls tools."""
+
+import asyncio
+
+import pytest
+import torch
+
+from arpo_trl import ARPOConfig
+from arpo_trl.tools.contract import InfrastructureError
+from tests.small_models import save_tagged_model
+from tests.training_run import make_trainer, summary
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> str:
+    return save_tagged_model(tmp_path_factory.mktemp("tagged_model"))
+
+
+def check_rows(trainer) -> None:
+    """The batch is what the trees hold: M rows a prompt, masks of sampled tokens, at least one token."""
+    for tree in trainer._trees:
+        assert len(tree.trajectories) == trainer.num_generations
+        assert len({id(t.tail) for t in tree.trajectories}) == trainer.num_generations
+        for row in tree.rows(0):
+            assert len(row.ids) == len(row.mask) == len(row.logprobs) >= 1
+
+
+def test_same_seed_same_rows(model_dir, tmp_path):
+    """With `deterministic_rollouts` two runs with one seed give the same rows, forks and rewards, with real vLLM."""
+    options = {"deterministic_rollouts": True, "max_steps": 2}
+    runs = []
+    for number in range(2):
+        trainer = make_trainer(model_dir, str(tmp_path / str(number)), options)
+        trainer.train()
+        check_rows(trainer)
+        runs.append(summary(trainer))
+    first, second = runs
+    assert any("." in row["name"] for row in first["rows"])
+    assert first["rows"] == second["rows"]
+    # Threads add up gradients in any order, so that the last digits of weights may differ.
+    assert first["weights"] == pytest.approx(second["weights"], rel=1e-6)
+    for key in ("reward", "rollout/forks", "rollout/tool_calls"):
+        assert [entry[key] for entry in first["logs"]] == [entry[key] for entry in second["logs"]]
+    # C15: the engine has the trained weights after a step with a learning rate of 1e-2.
+    assert first["logs"][1]["sampling/importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=0.02)
+    assert first["logs"][1]["sampling/sampling_logp_difference/max"] < 1e-4
+
+
+async def slow_search(query: str) -> str:
+    """Looks something up.
+
+    Args:
+        query: What.
+    """
+    await asyncio.sleep(0)
+    return query
+
+
+slow_search.__name__ = "search"
+
+
+def second_reward(completions, rollout_info, **kwargs):
+    """`None` for some rows, and a look at what the trainer says of them."""
+    assert all(info["finish_reason"] in ("stop", "length", "tool_limit") for info in rollout_info)
+    return [None if info["tool_turns"] else 1.0 for info in rollout_info]
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"loss_type": "grpo", "mask_truncated_completions": True}, {}),
+        ({"beta": 0.1, "num_iterations": 2, "max_steps": 3}, {}),
+        ({"attribution": "hard", "gradient_accumulation_steps": 2}, {}),
+        ({"branching": False}, {"tools": [slow_search]}),
+        ({"fork_order": "ranked", "branch_factor": 2, "num_initial_rollouts": 2}, {}),
+        ({"reward_weights": [1.0, 0.5], "deterministic_rollouts": True}, {"more_rewards": [second_reward]}),
+    ],
+)
+def test_what_grpo_takes_arpo_takes(model_dir, tmp_path, options, arguments):
+    trainer = make_trainer(model_dir, str(tmp_path), {"use_vllm": False, "max_steps": 1, **options}, **arguments)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    check_rows(trainer)
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+    assert all(entry["grad_norm"] == entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry)
+
+
+def test_lora(model_dir, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    options = {"use_vllm": False, "max_steps": 1, "beta": 0.1}
+    trainer = make_trainer(model_dir, str(tmp_path), options, peft_config=config)
+    trainer.train()
+    check_rows(trainer)
+    assert any("lora_B" in name and parameter.abs().sum() > 0 for name, parameter in trainer.model.named_parameters())
+
+
+def test_c19_evaluation_of_single_rows(model_dir, tmp_path):
+    """One sample a prompt, an odd number of prompts, no forks, other numbers than in training."""
+    options = {"use_vllm": False, "num_generations_eval": 1, "per_device_eval_batch_size": 1}
+    trainer = make_trainer(model_dir, str(tmp_path), options)
+    rows = trainer.train_dataset.select(range(3))
+    metrics = trainer.evaluate(rows)
+    assert metrics["eval_reward"] >= 0
+    assert len(trainer._trees) == 1 and len(trainer._trees[0].trajectories) == 1
+
+
+def test_a_broken_backend_leaves_its_rows_out(model_dir, tmp_path):
+    """C21: rows whose tool failed for reasons of its own have no reward; the loss stays finite."""
+
+    def search(query: str) -> str:
+        """Looks something up.
+
+        Args:
+            query: What.
+        """
+        raise InfrastructureError("the backend is down")
+
+    from arpo_trl.tools.options import ToolOptions
+
+    arguments = {"tools": [search], "tool_options": {"search": ToolOptions(max_retries=0)}}
+    trainer = make_trainer(model_dir, str(tmp_path), {"use_vllm": False, "max_steps": 1}, **arguments)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    failed = sum(
+        r.failure == "infrastructure" for tree in trainer._trees for t in tree.trajectories for r in t.results()
+    )
+    assert failed > 0 and 0 < log["rollout/unscored_rows"] < 1
+    assert log["loss"] == log["loss"] and log["grad_norm"] == log["grad_norm"]
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "message"),
+    [
+        ({}, {"tools": []}, "no tools"),
+        ({}, {"rollout_func": print}, "rollout_func"),
+        ({}, {"environment_factory": dict}, "native"),
+        ({"vllm_mode": "server", "use_vllm": True}, {}, "vllm_mode"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_before_a_model_is_loaded(tmp_path, options, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer("no/such/model", str(tmp_path), {"use_vllm": False, **options}, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_generations": 6}, r"num_generations to one of \[2, 4, 8, 16\].*multiple of 3"),
+        ({"num_initial_rollouts": 9}, "between 1 and num_generations"),
+        ({"entropy_window": 0}, "at least 1 token"),
+        ({"branch_alpha": 1.5}, "probability"),
+        ({"branch_beta": float("nan")}, "finite"),
+        ({"branch_rule": "sometimes"}, "'bernoulli', 'threshold'"),
+        ({"dialect": "klingon"}, "'native', 'tagged'"),
+        ({"temperature": 0.0}, "greedy"),
+        ({"max_tool_calling_iterations": 0}, "at least 1"),
+        ({"generation_kwargs": {"logprobs": 50}}, "must not set logprobs"),
+        ({"branching": False, "attribution": "hard"}, "forks"),
+        ({"rollout_timeout": 1e9}, "ddp_timeout"),
+        ({"use_liger_kernel": True}, "use_kernels"),
+    ],
+)
+def test_c20_c23_bad_options_say_what_to_change(tmp_path, options, message):
+    defaults = {"num_generations": 8, "per_device_train_batch_size": 16, "use_cpu": True, "bf16": False}
+    with pytest.raises(ValueError, match=message):
+        ARPOConfig(output_dir=str(tmp_path), report_to="none", **{**defaults, **options})
+
+
+def test_the_list_of_trl_members_matches_the_installed_trl():
+    from arpo_trl.trl_compat import changed_members, check_trl
+
+    assert list(changed_members()) == []
+    check_trl()
+
+
+def test_a_changed_trl_is_named(monkeypatch):
+    from arpo_trl import trl_compat
+
+    members = {"trl.trainer.grpo_trainer": {"GRPOTrainer._gone": (), "GRPOTrainer._generate": ("self", "batch")}}
+    monkeypatch.setattr(trl_compat, "TOUCHED", members)
+    with pytest.raises(
+        ImportError, match=r"_gone is gone.*_generate takes \(self, prompts\).*pip install trl==1.16.0"
+    ):
+        trl_compat.check_trl()
