@@ -42,6 +42,7 @@ every right of the user who trains. For code that one has written oneself.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -53,6 +54,8 @@ from .sandbox.launch import Limits, Outcome, Sandbox
 
 
 SandboxName = Literal["bubblewrap", "landlock", "sandbox_fusion", "unprotected"]
+
+FENCE = re.compile(r"\s*```(?:python|py)?[ \t]*\n(.*?)```\s*", re.DOTALL | re.IGNORECASE)
 
 KILLED = {
     "timeout": "The code ran longer than {timeout_s:g} s and was stopped.",
@@ -133,7 +136,8 @@ class PythonTool:
         Returns:
             The output.
         """
-        outcome = self._backend.run(code, self.timeout_s)
+        fenced = FENCE.fullmatch(code)  # models like to write code as Markdown does
+        outcome = self._backend.run(fenced[1] if fenced else code, self.timeout_s)
         if outcome.killed is not None:
             reason = KILLED[outcome.killed].format(timeout_s=self.timeout_s, scratch_mb=self.scratch_mb)
             kind = TimeoutError if outcome.killed == "timeout" else ToolError

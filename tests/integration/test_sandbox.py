@@ -88,6 +88,8 @@ def tool(request, fusion_url):
         ("x = 6\nx * 7", "42\n"),
         ("'text'", "'text'\n"),
         ("None", ""),
+        ("\n```python\nx = 1\nx + 1\n```\n", "2\n"),
+        ("len('```')", "3\n"),
         ("def f():\n    return 1\nf(); f()", "1\n"),
         ("if __name__ == '__main__':\n    print('main')", "main\n"),
         ("import sys\nprint('out')\nprint('err', file=sys.stderr)", "out\nerr\n"),
