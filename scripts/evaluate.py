@@ -56,6 +56,7 @@ def run(args) -> None:
             )
         summaries.append(summary)
         write_summaries(summaries, Path(args.output_dir))
+    generator.sampler.runner.close()
     tools.close()
     print(format_table(summaries))
 

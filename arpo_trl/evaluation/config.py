@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # Arguments that the samples do not depend on: they may change when a run goes on.
-_FREE = {"output_dir", "benchmarks", "limit", "n", "batch_size", "seed", "compare", "report_examples"}
+_FREE = {"output_dir", "benchmarks", "limit", "n", "batch_size", "seed", "compare"}
 _FREE |= {"tool_cache_dir", "packaged_model", "vllm_max_num_seqs", "vllm_gpu_memory_utilization", "server_url"}
 _FREE |= {"judge_base_url", "judge_api_key_env", "judge_cache_dir", "check"}
 

@@ -17,7 +17,7 @@ import pytest
 from datasets import Dataset
 
 from arpo_trl import ARPOConfig, ARPOTrainer
-from arpo_trl.evaluation import Benchmark, evaluate
+from arpo_trl.evaluation import BENCHMARKS, Benchmark, evaluate
 from arpo_trl.evaluation.callback import BenchmarkCallback
 from arpo_trl.evaluation.config import EvaluationArguments, load_tokenizer, make_generator
 from arpo_trl.evaluation.generation import SamplerGenerator, WatchedEngine
@@ -111,6 +111,27 @@ def test_the_script_is_killed_and_goes_on(tagged_model, questions, tmp_path, mon
     evaluate_script["compare"]("out", "out")
     comparison = json.loads(capsys.readouterr().out)
     assert comparison["benchmark"] == "words" and comparison["difference"] == 0 and comparison["p_value"] == 1
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    monkeypatch.setattr(os, "environ", {**os.environ})  # a recipe may set variables
+    make_parser = runpy.run_path(str(ROOT / "scripts" / "evaluate.py"))["make_parser"]
+    return lambda *arguments: make_parser().parse_args_and_config(list(arguments))[0]
+
+
+def test_the_shipped_recipe_names_what_there_is(parse):
+    args = parse("--config", str(ROOT / "recipes" / "cpu" / "evaluate_smollm2.yaml"), "--n", "3")
+    assert args.n == 3 and args.limit == 2 and args.dialect == "tagged"
+    names = {spec.partition("=")[0] for spec in args.benchmarks}
+    assert len(names) == 8 and names <= set(BENCHMARKS)
+
+
+def test_c22_a_typo_fails_by_name(parse, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model_name_or_path: m\nbenchmarks: [aime24]\nmax_completion_lenght: 3\n")
+    with pytest.raises(ValueError, match="max_completion_lenght"):
+        parse("--config", str(recipe))
 
 
 @pytest.mark.parametrize(
