@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import runpy
 from collections import Counter
 from pathlib import Path
 
@@ -173,3 +174,16 @@ def test_real_results(tmp_path):
     total = build_index(tmp_path, read_passages(SHARED), "papers")
     assert total > 2000
     assert "Yayoi Kusama" in LocalSearch(str(tmp_path)).search("book by Yayoi Kusama")
+
+
+def test_the_script_builds_and_asks(tmp_path, capsys):
+    script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "build_index.py"))
+    (tmp_path / "cache.json").write_text(json.dumps({"q": "Page 1: Bern is a city\nPage 2: Rome is a city"}))
+    index = str(tmp_path / "index")
+    script["main"](["--input", str(tmp_path / "cache.json"), "--output", index, "--query", "Bern", "--top_k", "1"])
+    assert "2 passages" in (output := capsys.readouterr().out) and output.endswith("Page 1: Bern is a city\n")
+    script["main"](["--output", index, "--query", "Rome", "--top_k", "1"])
+    assert capsys.readouterr().out == "Page 1: Rome is a city\n"
+    with pytest.raises(SystemExit):
+        script["main"](["--output", index])
+    assert "give --input or --dataset" in capsys.readouterr().err
