@@ -88,8 +88,9 @@ class SegmentedAttention:
         keys, values = key.split(self.segment_lengths, dim=2), value.split(self.segment_lengths, dim=2)
         outputs = []
         for block_query, segments, mask in zip(queries, self.key_segments, self.masks, strict=True):
-            block_key = torch.cat([keys[segment] for segment in segments], dim=2)
-            block_value = torch.cat([values[segment] for segment in segments], dim=2)
+            # A root's keys are not copied
+            block_key = torch.cat([keys[s] for s in segments], dim=2) if mask is not None else keys[segments[0]]
+            block_value = torch.cat([values[s] for s in segments], dim=2) if mask is not None else values[segments[0]]
             outputs.append(
                 sdpa_attention_forward(module, block_query, block_key, block_value, mask, scaling=scaling)[0]
             )
@@ -113,7 +114,10 @@ class BlockSparseAttention:
         def mask_mod(batch, head, query, key):
             return is_ancestor(query, key, ends)
 
-        self.block_mask = create_block_mask(mask_mod, None, None, len(ends), len(ends), device=device)
+        # Compiled, it does not hold the mask of all pairs of nodes in memory
+        self.block_mask = create_block_mask(
+            mask_mod, None, None, len(ends), len(ends), device=device, _compile=device.type == "cuda"
+        )
 
     def __call__(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
@@ -154,12 +158,18 @@ class PackAwareAttention:
             Attention function as transformers registers them.
     """
 
+    # Options of attention functions that the attention of a pack does not have
+    UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
+
     def __init__(self, function: Callable):
         self.function = function
 
     def __call__(self, module, query, key, value, attention_mask, scaling=None, prefix_tree=None, **kwargs):
         if prefix_tree is None:
             return self.function(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        unsupported = [name for name in self.UNSUPPORTED if kwargs.get(name) is not None]
+        if unsupported:
+            raise ValueError(f"{type(module).__name__} sets {', '.join(unsupported)}: set prefix_sharing to 'off'.")
         return prefix_tree(module, query, key, value, scaling), None
 
 

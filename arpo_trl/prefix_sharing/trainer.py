@@ -60,9 +60,8 @@ def why_not_exact(model: nn.Module) -> str | None:
         return f"{name} with attn_implementation={implementation!r} takes no attention function, try 'sdpa'"
     if getattr(config, "output_router_logits", False):
         return "the MoE load-balancing loss counts the tokens of every row"
-    if getattr(config, "attention_dropout", 0.0) or any(
-        isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()
-    ):
+    noise = getattr(config, "attention_dropout", 0.0) or getattr(config, "router_jitter_noise", 0.0)
+    if noise or any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
         return "dropout is active, see `disable_dropout` and LoRA's `lora_dropout`"
     if hasattr(model, "active_peft_config") and model.active_peft_config.is_prompt_learning:
         return "a prompt-learning adapter puts tokens of its own before each row"

@@ -109,6 +109,7 @@ def test_packs_are_cut_where_least_is_shared():
 # Attention
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("merge_tokens", [0, 8, 1000])
 def test_both_attentions_follow_the_same_rule(merge_tokens):
     sequences = [np.array(prompt + completion) for prompt, completion in random_rows(0)]
