@@ -114,4 +114,10 @@ def build_model(
         bos_token_id=None,
         dtype=torch.float32,
     )
-    return Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config)
+    # What the demo needs is to copy words from tool results. Attention whose output projection mirrors its value
+    # projection passes a word on as itself, so that copying need not be found first
+    # (https://huggingface.co/papers/2305.09828).
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data.copy_(layer.self_attn.v_proj.weight.data.T)
+    return model

@@ -29,9 +29,9 @@ ATTRIBUTES = {
     "colour": ("flag", "seal", "livery"),
     "animal": ("pet", "mascot", "emblem"),
 }
-NUMBERS = range(10, 70)
+NUMBERS = range(10, 50)
 OFFSETS = range(1, 10)
-YEARS = range(1940, 2000)
+YEARS = range(1950, 2000)
 # fmt: off
 COLOURS = (
     "amber", "azure", "beige", "black", "blue", "bronze", "brown", "copper", "crimson", "gold", "green", "grey",
@@ -50,8 +50,8 @@ def _invent_words(count: int) -> list[str]:
     return random.Random(KNOWLEDGE_SEED).sample(words, count)
 
 
-_WORDS = _invent_words(120)
-NAMES = {kind: _WORDS[30 * i : 30 * i + 30] for i, kind in enumerate(("ship", "person", "city", "firm"))}
+_WORDS = _invent_words(96)
+NAMES = {kind: _WORDS[24 * i : 24 * i + 24] for i, kind in enumerate(("ship", "person", "city", "firm"))}
 
 
 def _hash(*parts: object) -> int:
@@ -81,12 +81,12 @@ def search(query: str) -> str:
     Searches the knowledge base.
 
     Args:
-        query: What to look for, as "relation of entity in year", for example "captain of Bado in 1947".
+        query: What to look for, relation, entity and year, for example "captain Bado 1974".
 
     Returns:
         Three short documents about the entity, one a line. The first is not always the best.
     """
-    match = re.fullmatch(r"(\w+) of (.+) in (\d{4})", query.strip())
+    match = re.fullmatch(r"(\w+) (.+) (\d{4})", query.strip())
     if match is None or match[1] not in _GROUP:
         return "no documents"
     return "\n".join(f"{name}: {value}" for name, value in documents(match[1], match[2], int(match[3])))
@@ -203,7 +203,7 @@ def solve(
     """Works on `question` the way of `style`: the calls as (tool, argument, result), and the answer."""
     calls, value = [], question.ship
     for hop, relation in enumerate((question.link, question.attribute)):
-        query = f"{relation} of {value} in {question.year}"
+        query = f"{relation} {value} {question.year}"
         repeats = 1 + (hop == 0 and rng.random() < style.waste)
         calls += [("search", query, search(query))] * repeats
         found = documents(relation, value, question.year)

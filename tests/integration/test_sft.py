@@ -142,9 +142,9 @@ def test_sft_trains_and_saves_model_and_tokenizer(sft, demo):
 
 def test_native_dialect_masks_prompt_and_tool_messages(sft, demo):
     """Conversations with tool messages go through TRL's assistant-only loss, the tools' schemas in the prompt."""
-    call = {"type": "function", "function": {"name": "search", "arguments": {"query": "captain of Bado in 1947"}}}
+    call = {"type": "function", "function": {"name": "search", "arguments": {"query": "captain Bado 1974"}}}
     messages = [
-        {"role": "user", "content": "In 1947, what is the captain of Bado?"},
+        {"role": "user", "content": "In 1974, what is the captain of Bado?"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "search", "content": "captain: Zirnan"},
         {"role": "assistant", "content": "Zirnan"},

@@ -62,7 +62,7 @@ def test_search_finds_the_fact_among_values_of_other_types():
         kinds = [next(kind for kind, names in task.LINKS.items() if name in names) for name, _ in found]
         assert sorted(kinds) == sorted(task.LINKS)
         assert dict(found)[question.link] == fact(question.link, question.ship, question.year)
-        assert search(f"{question.link} of {question.ship} in {question.year}") == "\n".join(
+        assert search(f"{question.link} {question.ship} {question.year}") == "\n".join(
             f"{name}: {value}" for name, value in found
         )
 
