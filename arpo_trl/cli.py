@@ -55,6 +55,19 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--limit", type=int, default=64, help="most trees (default: 64)")
     command.add_argument("--output", default="rollouts.html", help="file to write (default: rollouts.html)")
     command.set_defaults(command=view)
+    command = commands.add_parser(
+        "push",
+        help="push a trained model to the Hub",
+        description="Pushes the model of a run to the Hub: as it is, merged with its adapter, or every checkpoint as a "
+        "revision. A run pushes by itself with push_to_hub: true.",
+    )
+    command.add_argument("folder", help="the run's output_dir, or one of its checkpoints")
+    command.add_argument("repo_id", help="user/name")
+    command.add_argument("--merge", action="store_true", help="merge the adapter into its base model")
+    command.add_argument("--checkpoints", action="store_true", help="every checkpoint, as revision step-<n>")
+    command.add_argument("--revision", help="branch (default: main)")
+    command.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    command.set_defaults(command=push)
     return parser
 
 
@@ -90,6 +103,21 @@ def view(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{count} rollout trees of step {step}: {Path(args.output).resolve()}")
+    return 0
+
+
+def push(args: argparse.Namespace) -> int:
+    from .reporting.hub import push_checkpoints, push_model
+
+    try:
+        if args.checkpoints:
+            revisions = push_checkpoints(args.folder, args.repo_id, args.merge, args.private)
+            print(f"{args.repo_id}: {', '.join(revisions)}")
+        else:
+            print(push_model(args.folder, args.repo_id, args.merge, args.revision, args.private))
+    except (OSError, ValueError) as error:  # those of the Hub are OSErrors
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -22,6 +22,7 @@ from .objectives import hard_attribution, token_identities
 from .prefix_sharing import PrefixSharingMixin
 from .reporting.console import Console
 from .reporting.metrics import combine, engine_shares, token_counts, tree_shares
+from .reporting.model_card import write_model_card
 from .reporting.rollout_log import RolloutLog, ScoredRollout
 from .reporting.warnings import TrainingWarnings
 from .rollout.dialect import make_dialect
@@ -415,6 +416,10 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         return super()._compute_loss(model, with_guarded_logps(inputs))
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None):
+        if self.is_world_process_zero():
+            write_model_card(self, model_name, dataset_name, tags)
 
     # Metrics
 

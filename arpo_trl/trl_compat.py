@@ -25,6 +25,7 @@ TOUCHED: dict[str, dict[str, tuple[str, ...]]] = {
         "GRPOTrainer._calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
         "GRPOTrainer._tokenize_prompts": ("self", "prompts"),
         "GRPOTrainer._compute_loss": ("self", "model", "inputs"),
+        "GRPOTrainer.create_model_card": ("self", "model_name", "dataset_name", "tags"),
         "GRPOTrainer._prepare_inputs": ("self", "generation_batch"),
         "GRPOTrainer._get_per_token_logps_and_entropies": (
             *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"),
@@ -54,6 +55,7 @@ TOUCHED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "trl.models": {"unwrap_model_for_generation": ()},
     "trl.trainer.utils": {
+        "get_config_model_id": ("config",),
         "shuffle_sequence_dict": ("seq_dict",),
         "split_tensor_dict": ("tensor_dict", "num_chunks"),
         "pad": ("tensors", "padding_value", "padding_side", "pad_to_multiple_of"),

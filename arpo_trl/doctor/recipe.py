@@ -289,6 +289,13 @@ def _check_data(recipe: _Recipe) -> Iterator[Finding]:
         recipe.longest_prompt = max(lengths)
         message += f", the longest has {recipe.longest_prompt} tokens"
     yield Finding("data", "ok", f"{message} (read in {time.monotonic() - began:.1f} s)")
+    if unanswered := sum(not answers for answers in prompts["ground_truth"]):
+        yield Finding(
+            "data",
+            "warning",
+            f"{unanswered} of {len(prompts)} prompts have no accepted answer, and rewards that need one leave them "
+            "out: give them an `answer`.",
+        )
 
 
 def _check_sizes(recipe: _Recipe) -> Iterator[Finding]:

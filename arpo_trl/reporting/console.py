@@ -39,7 +39,8 @@ class Console(TrainerCallback):
     def install(cls, trainer: "Trainer") -> "Console":
         """Puts a console in the place of the trainer's default callback, whose settings it follows."""
         console = cls(live=not trainer.args.disable_tqdm and trainer.accelerator.is_main_process)
-        if any([trainer.pop_callback(default) for default in (PrinterCallback, ProgressCallback)]):
+        default = trainer.pop_callback(PrinterCallback if trainer.args.disable_tqdm else ProgressCallback)
+        if default is not None:  # in a notebook there is another, which stays
             trainer.add_callback(console)
         return console
 

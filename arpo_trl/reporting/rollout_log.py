@@ -132,6 +132,9 @@ class RolloutLog(TrainerCallback):
         """A file that an earlier run left is replaced; what this run writes to one file goes one after another."""
         if self._files is None:
             self.folder.mkdir(parents=True, exist_ok=True)
+            ignore = self.folder.parent / ".gitignore"
+            if not ignore.exists():  # with it the Hub leaves the log out when the folder is pushed
+                ignore.write_text(f"{FOLDER}/\n", encoding="utf-8")
             mine = [
                 path
                 for path in self.folder.iterdir()
