@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..rewards.answers import extract_boxed, final_part
 from ..rewards.conversation import final_turn
 from ..rewards.judge import LLMJudge
 from .benchmark import Benchmark
@@ -123,7 +124,7 @@ def score_samples(
             As in [`evaluate`].
     """
     rows = [questions[question] for question, _ in keys]
-    answers = [benchmark.extract(final_turn(generation.messages)) for generation in generations]
+    answers = [_answer(benchmark, generation) for generation in generations]
     scores = benchmark.score(answers, [row["ground_truth"] for row in rows])
     judged: list[bool | None] = [None] * len(rows)
     if check != "rule":
@@ -149,6 +150,14 @@ def score_samples(
             )
         )
     return samples
+
+
+def _answer(benchmark: Benchmark, generation: Generation) -> str | None:
+    """The last line of a text that was cut off is no answer; what stands in a box by then is one."""
+    text = final_turn(generation.messages)
+    if generation.finish_reason in ("length", "error"):
+        return extract_boxed(final_part(text))
+    return benchmark.extract(text)
 
 
 def _check_settings(folder: Path, settings: dict[str, Any]) -> None:

@@ -282,6 +282,21 @@ def test_a_run_with_other_settings_or_questions_may_not_go_on(parquet, tmp_path)
         evaluate(Pubs(parquet), Scripted({"other?": ["x"]}), tmp_path, settings={"temperature": 1.0})
 
 
+def test_what_was_cut_off_is_an_answer_only_in_a_box(parquet, tmp_path):
+    class CutOff:
+        def generate(self, prompts, keys):
+            texts = [r"It is \boxed{Eiffel}, since", "Colosseum", "3"]
+            reasons = ["length", "length", "stop"]
+            return [
+                Generation([{"role": "assistant", "content": text}], reason)
+                for text, reason in zip(texts, reasons, strict=True)
+            ]
+
+    evaluate(Pubs(parquet), CutOff(), tmp_path)
+    kept = SampleFile(tmp_path / "pubs" / "samples.jsonl").read()
+    assert [(s.answer, s.correct) for s in kept] == [("Eiffel", True), (None, False), ("3", True)]
+
+
 class FakeJudge:
     async def judge(self, questions, predictions, truths):
         return [{"Pisa": True, "-3": None}.get(prediction, prediction == "Eiffel") for prediction in predictions]
