@@ -186,3 +186,18 @@ def test_entropies_are_the_policys_also_where_the_reference_is_the_same_model(bu
     torch.testing.assert_close(
         batch["advantages"][mask], (plain.unsqueeze(1) * (1 + 0.2 * z))[mask], rtol=0, atol=1e-4
     )
+
+
+def test_training_preserves_gradients_from_the_second_iteration_on(build):
+    """Rows are used twice: ratios are 1 the first time, and some leave the clipping range before the second."""
+    trainer, _ = build(max_steps=4, learning_rate=5e-3, logging_steps=1, save_strategy="no", disable_tqdm=True)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(logs) == 4
+    assert [log["aepo/preserved_frac"] for log in logs[::2]] == [0, 0]
+    assert all(log["aepo/preserved_frac"] > 0 for log in logs[1::2])
+    # What belongs to a rollout is logged with it, every other step.
+    for name in ("root_entropy", "tool_entropy", "initial_rollouts", "initial_rollouts_std", "penalty"):
+        assert f"aepo/{name}" in logs[0] and f"aepo/{name}" not in logs[1]
+    assert logs[0]["aepo/weighted_advantage_abs"] != logs[0]["aepo/advantage_abs"]
+    assert logs[0]["aepo/distinct_rows"] == 1
