@@ -98,9 +98,8 @@ def build(
         max_completion_length=400,
         bf16=False,
         use_cpu=True,
-        report_to=[],
         seed=3,
-        **{"num_iterations": 2, "epsilon": 0.05, **options},
+        **{"num_iterations": 2, "epsilon": 0.05, "report_to": [], **options},
         # Which forks there are would otherwise depend on which tool answers first.
         **({"deterministic_rollouts": True} if issubclass(config_class, ARPOConfig) else {}),
     )
