@@ -23,7 +23,7 @@ from .prefix_sharing import PrefixSharingMixin
 from .reporting.console import Console
 from .reporting.metrics import combine, engine_shares, token_counts, tree_shares
 from .reporting.model_card import write_model_card
-from .reporting.rollout_log import RolloutLog, ScoredRollout
+from .reporting.rollout_log import RolloutLog, ScoredRollout, table_columns
 from .reporting.warnings import TrainingWarnings
 from .rollout.dialect import make_dialect
 from .rollout.engine import Engine
@@ -409,6 +409,9 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             rewards.isnan().all(dim=1).logical_or(broken).float().mean().item()
         )
         rewards[broken] = torch.nan
+        if self.log_completions:
+            for column, values in table_columns(self._trajectories()).items():
+                self._log_completion_extra(column, values)
         first = self.accelerator.process_index * len(prompts)
         own = rewards[first : first + len(prompts)]
         self._row_rewards, self._scored = own.tolist(), ~own.isnan().all(dim=1)

@@ -24,6 +24,7 @@ TOUCHED: dict[str, dict[str, tuple[str, ...]]] = {
         "GRPOTrainer._generate_and_score_completions": ("self", "inputs"),
         "GRPOTrainer._calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
         "GRPOTrainer._tokenize_prompts": ("self", "prompts"),
+        "GRPOTrainer._log_completion_extra": ("self", "column", "values"),
         "GRPOTrainer._compute_loss": ("self", "model", "inputs"),
         "GRPOTrainer.create_model_card": ("self", "model_name", "dataset_name", "tags"),
         "GRPOTrainer._prepare_inputs": ("self", "generation_batch"),
