@@ -4,7 +4,8 @@
 python scripts/make_config_reference.py
 ```
 
-Names, types and defaults come from the fields, groups and descriptions from the docstrings.
+Names, types and defaults come from the fields, groups and descriptions from the docstrings. What a docstring does not
+describe one by one has the field's help text.
 """
 
 import dataclasses
@@ -31,6 +32,12 @@ SECTIONS = (
         "ARPOConfig",
     ),
     ("AEPO", "Everything under ARPO is valid too.", "arpo_trl.config", "AEPOConfig"),
+    (
+        "Evaluation",
+        "What a recipe of `scripts/evaluate.py` may say.",
+        "arpo_trl.evaluation.config",
+        "EvaluationArguments",
+    ),
     ("Tools", "Keys of an entry of `tools`, beside `name` or `path`.", "arpo_trl.tools.options", "ToolOptions"),
 )
 HEADER = """\
@@ -66,7 +73,7 @@ def read_docstring(cls: type) -> list[tuple[str | None, dict[str, str]]]:
         elif groups and line.startswith(" " * 8):
             for name in names:
                 groups[-1][1][name] = f"{groups[-1][1][name]} {line.strip()}".strip()
-        elif line and not line.startswith(" "):
+        elif line:
             names = []
     return groups
 
@@ -91,13 +98,13 @@ def render_class(cls: type) -> str:
     """Tables of a dataclass's own fields.
 
     Raises:
-        ValueError: If docstring and fields do not name the same arguments.
+        ValueError: If the docstring describes arguments that do not exist.
     """
     fields, groups = own_fields(cls), read_docstring(cls)
-    described = [name for _, group in groups for name in group]
-    if sorted(described) != sorted(fields):
-        differing = sorted(set(described) ^ set(fields)) or sorted(described)
-        raise ValueError(f"The docstring of {cls.__name__} and its fields differ in {', '.join(differing)}.")
+    described = {name for _, group in groups for name in group}
+    if described - set(fields):
+        raise ValueError(f"The docstring of {cls.__name__} describes {described - set(fields)}, which are no fields.")
+    groups[-1][1].update({name: fields[name].metadata["help"] for name in fields if name not in described})
     parts = []
     for title, group in groups:
         if title:
