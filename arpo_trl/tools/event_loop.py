@@ -32,7 +32,7 @@ class EventLoop:
                 self._loop = None
             if self._loop is None:
                 self._loop, self._unanswered_since = asyncio.new_event_loop(), None
-                threading.Thread(target=self._loop.run_forever, name="async-tools", daemon=True).start()
+                threading.Thread(target=_serve, args=(self._loop,), name="async-tools", daemon=True).start()
             return asyncio.run_coroutine_threadsafe(_guarded(awaitable), self._loop)
 
     def check(self) -> None:
@@ -48,11 +48,21 @@ class EventLoop:
                 self._unanswered_since = None
 
     def close(self) -> None:
-        """Stops the loop."""
+        """Ends the loop and cancels what runs on it."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._loop = None
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks))
+    loop.close()
 
 
 async def _guarded(awaitable: Awaitable) -> tuple[Any, BaseException | None]:

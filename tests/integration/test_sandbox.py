@@ -74,7 +74,7 @@ def fusion_url():
 @pytest.fixture(scope="module", params=["bubblewrap", "landlock", "unprotected", "sandbox_fusion"])
 def tool(request, fusion_url):
     url = {"url": fusion_url} if request.param == "sandbox_fusion" else {}
-    made = PythonTool(request.param, timeout_s=5, preload=["numpy"], memory_mb=256, **url)
+    made = PythonTool(request.param, timeout_s=20, preload=["numpy"], memory_mb=256, **url)
     made.preflight()
     yield made
     made.close()
@@ -162,7 +162,7 @@ def test_c12_long_output_keeps_head_and_tail():
 
 
 def test_modules_that_are_not_preloaded_can_be_imported():
-    tool = PythonTool(preload=[])
+    tool = PythonTool(preload=[], timeout_s=60)
     assert tool.python("import sympy\nx = sympy.Symbol('x')\nsympy.integrate(x, x)") == "x**2/2\n"
     with pytest.raises(ToolError, match="No module named 'no_such_module'"):
         tool.python("import no_such_module")

@@ -365,8 +365,8 @@ if os.fork() == 0:
 print("gone")
 """
     begun = time.monotonic()
-    outcome = attack(code, 5)
-    assert time.monotonic() - begun < 4
+    outcome = attack(code, 60)
+    assert time.monotonic() - begun < 30
     if box.tier == "bubblewrap":
         assert outcome.output == "gone\n" and outcome.exit == 0
     else:
@@ -376,8 +376,8 @@ print("gone")
 def test_a_grandchild_that_keeps_the_output_open(attack, box):
     code = "import os, time\nprint('out', flush=True)\nif os.fork() == 0:\n    time.sleep(600)"
     begun = time.monotonic()
-    assert attack(code, 5).output.startswith("out\n")
-    assert time.monotonic() - begun < 4
+    assert attack(code, 60).output.startswith("out\n")
+    assert time.monotonic() - begun < 30
 
 
 @pytest.mark.parametrize("then", ["", "while True: pass", "raise SystemExit(3)", "import ctypes; ctypes.string_at(0)"])
@@ -455,7 +455,7 @@ def test_sixty_four_at_once(box):
         outcomes = list(pool.map(lambda n: box.run(f"import time\ntime.sleep(1)\nprint({n})", 20), range(64)))
         seconds = time.monotonic() - begun
     assert [o.output for o in outcomes] == [f"{n}\n" for n in range(64)]
-    assert seconds < 15
+    assert seconds < 30  # one after another they take 64 s
 
 
 def test_who_stops_waiting_stops_the_call(box):
