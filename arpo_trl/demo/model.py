@@ -16,6 +16,9 @@ from .task import ANIMALS, ATTRIBUTES, COLOURS, LINKS, NAMES, NUMBERS, OFFSETS, 
 
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# Words of a kind: the names of ships, of persons and so on, colours, animals, numbers, years.
+SUMS = range(min(NUMBERS) - max(OFFSETS), max(NUMBERS) + max(OFFSETS) + 1)
+KINDS = (*NAMES.values(), COLOURS, ANIMALS, SUMS, YEARS)
 TAGS = tuple(
     f"<{slash}{name}>"
     for name in ("think", "search", "calculator", "result", "answer", "tool_call", "tool_response")
@@ -45,9 +48,7 @@ def build_tokenizer(
     schemas = [tool_schema(tool) for tool in tools] or None
     texts = [template.apply_chat_template(list(messages), tools=schemas, tokenize=False) for messages in conversations]
     relations = [name for group in (LINKS, ATTRIBUTES) for names in group.values() for name in names]
-    sums = range(min(NUMBERS) - max(OFFSETS), max(NUMBERS) + max(OFFSETS) + 1)
-    values = [*(name for names in NAMES.values() for name in names), *COLOURS, *ANIMALS]
-    texts.append("".join(f" {word}" for word in (*values, *relations, *OFFSETS, *sums, *YEARS)))
+    texts.append("".join(f" {word}" for words in (relations, OFFSETS, *KINDS) for word in words))
 
     pieces = dict.fromkeys(sorted(ByteLevel.alphabet()), -20.0)
     split = ByteLevel(add_prefix_space=False)
@@ -76,7 +77,7 @@ def _tokenizer(model: Unigram) -> PreTrainedTokenizerFast:
 
 
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, seed: int, context_length: int = 512, initializer_range: float = 0.05
+    tokenizer: PreTrainedTokenizerFast, seed: int, context_length: int = 1024, initializer_range: float = 0.05
 ) -> Qwen3ForCausalLM:
     """
     Makes the untrained model: 4 layers, 192 wide.
@@ -86,7 +87,7 @@ def build_model(
             Its size is the vocabulary's, its end-of-turn token ends generation.
         seed (`int`):
             Seed of the initial weights.
-        context_length (`int`, *optional*, defaults to `512`):
+        context_length (`int`, *optional*, defaults to `1024`):
             Longest sequence, in tokens.
         initializer_range (`float`, *optional*, defaults to `0.05`):
             Standard deviation of the initial weights. So small a model learns faster from larger ones than the usual
@@ -115,9 +116,14 @@ def build_model(
         dtype=torch.float32,
     )
     model = Qwen3ForCausalLM(config)
-    # What the demo needs is to copy words from tool results. Attention whose output projection mirrors its value
-    # projection passes a word on as itself, so that copying need not be found first
-    # (https://huggingface.co/papers/2305.09828).
+    # Two things that a pretrained model would bring along. Words of a kind have something in common ...
+    embeddings = model.get_input_embeddings().weight.data
+    for words in KINDS:
+        ids = tokenizer.convert_tokens_to_ids([f"Ġ{word}" for word in words])
+        common = torch.randn(config.hidden_size) * initializer_range
+        embeddings[ids] = (embeddings[ids] + common) / 2**0.5
+    # ... and attention passes a word on as itself, since its output projection mirrors its value projection
+    # (https://huggingface.co/papers/2305.09828), so that copying from tool results need not be found first.
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.data.copy_(layer.self_attn.v_proj.weight.data.T)
     return model
