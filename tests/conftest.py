@@ -4,8 +4,8 @@
 - `tiny_tokenizer`, `tiny_model`: loaded from it; the model is shared, in eval mode: change a copy.
 - `vllm_engine`: [`VLLMEngine`] over it (temperature 1, stops at `<|im_end|>`). It is ended after each test.
 
-vLLM is imported only where a test asks for an engine. Its process groups are global: a test that builds another `LLM` in
-this process keeps it in a session-scoped fixture, since an engine that is collected takes the groups of the others along.
+vLLM is imported only where a test asks for an engine. Its process groups are global: a test that builds another `LLM`
+in this process keeps it in a session-scoped fixture, since an engine that is collected takes the others' groups along.
 """
 
 import os
