@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 _WORKER = Path(__file__).with_name("math_worker.py")
-_START_S = 120.0
+_START_S = 300.0
 # The worker ends itself by CPU time; this wall time is for one that does not answer for any other reason.
 _SILENCE_S = 120.0
 _PAIRS_PER_WORKER = 64
