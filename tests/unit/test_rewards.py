@@ -247,7 +247,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(prompt=FRAGMENTS | MESSAGES, completion=FRAGMENTS | MESSAGES, truth=FRAGMENTS | ANYTHING)
 def test_no_input_raises(prompt, completion, truth):
     columns = {"prompts": [prompt], "completions": [completion], "completion_ids": [[1]], "ground_truth": [truth]}
