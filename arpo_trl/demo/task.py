@@ -1,10 +1,10 @@
 """A generated question-answering task for a very small model: two searches, sometimes a calculation, one exact answer.
 
-The knowledge base is a hash function: `fact(entity, relation)` exists for every pair, some sixty thousand of them, so a
-model of two million parameters cannot learn them by heart and has to read tool results. A search answers with three
-short documents about the entity in shuffled order, one of which is the relevant one. The other two hold values of
-other types (a person, a city, a firm or a number), so that reading the relation's type off the query is enough to
-choose, and a policy that takes whatever stands first goes astray.
+The knowledge base is a hash function: every entity has a value for every relation in every year, more than eighty
+thousand facts, so a model of two million parameters cannot learn them by heart and has to read tool results. A search
+answers with three short documents about the entity in shuffled order, one of which is the relevant one. The other two
+hold values of other types (a person, a city or a firm; a number, a colour or an animal), so that knowing the type of the
+asked relation is enough to choose, and a policy that takes whatever stands first goes astray.
 """
 
 import random
