@@ -1,4 +1,4 @@
-"""TRL's vLLM backend with an engine that the rollout can drive: entropy probe, free engine options, sync on CPU too."""
+"""TRL's vLLM backend with an engine that the rollout can drive: entropy probe, engine options, sync on CPU too."""
 
 import logging
 import os

@@ -94,8 +94,8 @@ def _pad_ids(ids: torch.Tensor, pad: int) -> torch.Tensor:
 class TransformersEngine:
     """[`Engine`] over a transformers model. See the protocol for attributes and methods.
 
-    Each [`poll`] samples one token for every live request. Waiting requests are prefilled together and join the others;
-    finished ones leave the batch and its cache at once. Where the model's cache is not plain (sliding windows) they go
+    Each [`poll`] samples one token for every live request. Waiting requests are prefilled together and join the
+    others; finished ones leave the batch and its cache at once. Where the model's cache is not plain (sliding windows) they go
     on as batches of their own. There is no prefix cache: every prompt is computed anew. Ids are checked against those
     submitted since [`begin`].
 
@@ -207,8 +207,8 @@ class TransformersEngine:
             raise ValueError(f"`max_tokens` of request {request.id!r} is {request.max_tokens}: it must be at least 1.")
         if not 0 < len(request.prompt_ids) < self.max_model_len:
             raise ValueError(
-                f"The prompt of request {request.id!r} has {len(request.prompt_ids)} tokens: it must have at least 1 and "
-                f"leave room for one token in the engine's {self.max_model_len}."
+                f"The prompt of request {request.id!r} has {len(request.prompt_ids)} tokens: it must have at least 1 "
+                f"and leave room for one token in the engine's {self.max_model_len}."
             )
         if request.watch and self.temperature == 0:
             raise ValueError("Entropies cannot be watched at temperature 0: set `temperature` above 0.")

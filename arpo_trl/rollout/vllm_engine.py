@@ -72,10 +72,10 @@ def build_llm(model: str, **options: Any) -> LLM:
     """Builds a vLLM in this process with the entropy probe in its sampler.
 
     The global random states stay as they were, though vLLM seeds them. Logprobs are those of the distribution sampled
-    from unless `options` say otherwise. On a CPU these are the defaults: eager execution (a compilation takes a minute);
-    float32 (vLLM would take bfloat16, and logprobs off by a few hundredths); blocks of 32 tokens (vLLM's 128 would leave
-    most shared prefixes uncached); whole prompts, with `max_num_batched_tokens` raised to hold the longest (vLLM cannot
-    rewind the generator of a seeded request after a partial prefill there).
+    from unless `options` say otherwise. On a CPU these are the defaults: eager execution (a compilation takes a
+    minute); float32 (vLLM would take bfloat16, and logprobs off by a few hundredths); blocks of 32 tokens (vLLM's 128
+    would leave most shared prefixes uncached); whole prompts, with `max_num_batched_tokens` raised to hold the longest
+    (vLLM cannot rewind the generator of a seeded request after a partial prefill there).
 
     Args:
         model (`str`):
@@ -163,8 +163,8 @@ class VLLMEngine:
         generation_kwargs = dict(generation_kwargs or {})
         if reserved := sorted(_RESERVED_SAMPLING_KEYS & generation_kwargs.keys()):
             raise ValueError(
-                f"`generation_kwargs` may not set {', '.join(reserved)}: the rollout sets them itself (logprobs are those "
-                "of the sampled tokens only; temperature, top_p, top_k, min_p and repetition_penalty are config options)."
+                f"`generation_kwargs` may not set {', '.join(reserved)}: the rollout sets them itself (only sampled "
+                "tokens have logprobs; temperature, top_p, top_k, min_p and repetition_penalty are config options)."
             )
         if structured_outputs_regex is not None:
             generation_kwargs["structured_outputs"] = StructuredOutputsParams(regex=structured_outputs_regex)
@@ -225,8 +225,8 @@ class VLLMEngine:
             raise ValueError(f"`max_tokens` of request {request.id!r} is {request.max_tokens}: it must be at least 1.")
         if not 0 < len(request.prompt_ids) < self.max_model_len:
             raise ValueError(
-                f"The prompt of request {request.id!r} has {len(request.prompt_ids)} tokens: it must have at least 1 and "
-                f"leave room for one token in the engine's {self.max_model_len} (`vllm_max_model_length`)."
+                f"The prompt of request {request.id!r} has {len(request.prompt_ids)} tokens: it must have at least 1 "
+                f"and leave room for one token in the engine's {self.max_model_len} (`vllm_max_model_length`)."
             )
         if request.watch and self.temperature == 0:
             raise ValueError("Entropies cannot be watched at temperature 0: set `temperature` above 0.")
