@@ -9,13 +9,15 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arpo_trl import branching as b
 from arpo_trl.branching import BranchingOptions
 
 
+# On a busy machine an example may take as long as it likes.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 nats = st.floats(0, 15, allow_nan=False)
 windows = st.lists(nats, min_size=1, max_size=30)
 
@@ -68,6 +70,7 @@ def test_unknown_names_are_refused():
         b.forks(0.5, 0.5, BranchingOptions(rule="always"))
 
 
+@patient
 @given(windows, windows, st.sampled_from(["window_sum", "mean", "paper"]), st.integers(1, 25), st.integers(2, 200_000))
 def test_entropy_change_is_the_slow_one(step, baseline, norm, window, vocab_size):
     def slow(entropies):
@@ -158,6 +161,7 @@ def test_threshold_rule_ignores_the_draw():
     assert b.forks(0.51, 0.99, options) and not b.forks(0.5, 0.0, options)
 
 
+@patient
 @given(nats, nats, st.integers(0, 30), st.floats(-3, 3), st.floats(0, 1), st.sampled_from(["none", "linear"]))
 def test_probability_is_the_slow_one(now, start, consecutive, beta, alpha, penalty):
     options = BranchingOptions(alpha=alpha, beta=beta, penalty=penalty)
@@ -207,6 +211,7 @@ def test_initial_rollouts_does_not_overflow():
         b.initial_rollouts(16, [], [1.0], 0.5, 4)
 
 
+@patient
 @given(st.integers(1, 64), st.lists(nats, min_size=1, max_size=8), st.lists(nats, max_size=8), st.floats(0, 4))
 def test_initial_rollouts_is_the_slow_one(m, roots, tools, beta):
     minimum = max(1, m // 4)
@@ -236,6 +241,7 @@ def test_fork_capacity_stops_at_the_cap():
     assert b.fork_capacity([(5, [])], 1, 0) == 0
 
 
+@patient
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), max_size=2)), max_size=3), st.integers(1, 2))
 def test_fork_capacity_is_what_forking_everywhere_gives(live, factor):
     added = 0
