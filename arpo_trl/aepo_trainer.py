@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object
@@ -124,10 +123,16 @@ class AEPOTrainer(ARPOTrainer):
         finally:
             self._scores = None
 
-    def _forced_old_logps(self):
+    @contextmanager
+    def _forced_old_logps(self) -> Iterator[None]:
+        """Within it TRL computes the log-probabilities of the policy that sampled, whether it needs them or not."""
         # TRL leaves the pass out where every row is used once, before the next generation. It reads that from these
         # numbers: with more iterations than accumulated steps no generation is ever aligned with an optimizer step.
-        return patch.object(self, "num_iterations", self.args.gradient_accumulation_steps + 1)
+        num_iterations, self.num_iterations = self.num_iterations, self.args.gradient_accumulation_steps + 1
+        try:
+            yield
+        finally:
+            self.num_iterations = num_iterations
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         args = self.args
