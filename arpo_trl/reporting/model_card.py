@@ -118,6 +118,7 @@ def write_model_card(
             or None,
         ),
         template_str=files("arpo_trl.reporting").joinpath("model_card.md").read_text(encoding="utf-8"),
+        model_name=model_name,
         repo_id=trainer.hub_model_id,
         base_model=Path(base).name if base and base_id is None else base,
         base_model_id=base_id,

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
-from ..rollout.tree import RolloutTree, Segment, Trajectory
+from ..rollout.tree import RolloutTree, Segment
 from ..tools.contract import ToolResult
 
 
@@ -287,13 +287,3 @@ def log_files(folder: str | Path) -> list[tuple[Path, str, int, int]]:
         raise FileNotFoundError(f"There is no rollout log in {folder}. Train with rollout_log=True.")
     # Evaluation after n steps precedes the rollout of the next.
     return sorted(found, key=lambda file: (file[2], file[1] == "step", file[3]))
-
-
-def table_columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
-    """Columns that mark the forks in TRL's table of completions: place in the tree, whom a row was forked from."""
-    return {
-        "path": [trajectory.name for trajectory in trajectories],
-        "forked_from": [trajectory.parent.name if trajectory.parent is not None else "" for trajectory in trajectories],
-        "tool_turns": [trajectory.turns for trajectory in trajectories],
-        "finish_reason": [trajectory.finish_reason for trajectory in trajectories],
-    }
