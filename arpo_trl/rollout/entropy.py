@@ -29,8 +29,8 @@ class EntropyRecorder:
 
     A position may be written several times (a chunked prefill samples and discards a token at each partial step, a
     preempted request samples one again): the last write counts. Device results are copied without blocking, once per
-    engine step, and read when the copy is complete; an engine hands a token out only after the step that sampled it, so
-    that its entropy is complete by then.
+    engine step, and read when the copy is complete; an engine hands a token out only after the step that sampled it,
+    so that its entropy is complete by then.
     """
 
     def __init__(self):

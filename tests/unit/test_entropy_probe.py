@@ -72,7 +72,7 @@ def test_only_watched_rows_inside_their_window_are_computed(probe, monkeypatch):
 
 
 def test_rows_are_followed_through_random_joins_leaves_and_moves(probe):
-    """Against a batch kept as vLLM keeps it: freed rows are refilled first, then the tail is moved down, then swaps."""
+    """Against a batch kept as vLLM keeps it: freed rows refilled first, then the tail moved down, then swaps."""
     rng = random.Random(0)
     batch: list[dict] = []
     expected: dict[str, list[float]] = {}
