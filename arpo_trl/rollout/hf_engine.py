@@ -96,8 +96,8 @@ class TransformersEngine:
 
     Each [`poll`] samples one token for every live request. Waiting requests are prefilled together and join the
     others; finished ones leave the batch and its cache at once. Where the model's cache is not plain (sliding windows)
-    they go on as batches of their own. There is no prefix cache: every prompt is computed anew. Ids are checked against
-    those submitted since [`begin`].
+    they go on as batches of their own. There is no prefix cache: every prompt is computed anew. Ids are checked
+    against those submitted since [`begin`].
 
     Args:
         model_context (`Callable[[], AbstractContextManager[PreTrainedModel]]`):
