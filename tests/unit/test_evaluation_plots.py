@@ -1,8 +1,7 @@
 """Curves from logs."""
 
 import json
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -38,14 +37,15 @@ def test_history_of_a_folder_its_newest_checkpoint_or_a_file(tmp_path):
         read_history(tmp_path / "nothing")
 
 
-def test_one_command_draws_both_kinds(tmp_path):
+def test_one_command_draws_both_kinds(tmp_path, capsys):
     (tmp_path / "arpo").mkdir()
     (tmp_path / "arpo" / "trainer_state.json").write_text(json.dumps({"log_history": HISTORY}))
     (tmp_path / "evaluated").mkdir()
     (tmp_path / "evaluated" / "summary.json").write_text(json.dumps(SUMMARY))
     runs = [f"ours={tmp_path / 'arpo'}", str(tmp_path / "evaluated")]
-    command = [sys.executable, str(SCRIPT), *runs, "--output", str(tmp_path / "plots"), "--window", "3"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+    script = runpy.run_path(str(SCRIPT))
+    script["main"](script["make_parser"]().parse_args([*runs, "--output", str(tmp_path / "plots"), "--window", "3"]))
+    printed = capsys.readouterr().out.split()
     expected = [
         tmp_path / "plots" / name for name in ("training.png", "training.svg", "pass_at_k.png", "pass_at_k.svg")
     ]
