@@ -34,7 +34,9 @@ def served(tmp_path_factory):
     command += ["--host", "127.0.0.1", "--max-model-len", "256", "--enforce-eager", "--dtype", "float32"]
     log = tmp_path_factory.mktemp("log") / "server.log"
     with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "VLLM_NO_USAGE_STATS": "1"})
+        server = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, "VLLM_NO_USAGE_STATS": "1"}
+        )
         try:
             _wait(f"http://127.0.0.1:{port}/health", server, log)
             yield model, f"http://127.0.0.1:{port}/v1"
@@ -43,7 +45,9 @@ def served(tmp_path_factory):
             server.wait(60)
 
 
-@tenacity.retry(retry=tenacity.retry_if_exception_type(httpx.TransportError), wait=tenacity.wait_fixed(1), reraise=True)
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type(httpx.TransportError), wait=tenacity.wait_fixed(1), reraise=True
+)
 def _wait(url, server, log):
     assert server.poll() is None, log.read_text()[-3000:]
     httpx.get(url, timeout=5).raise_for_status()
