@@ -1,5 +1,6 @@
 """What a run says on the terminal: a line for each logged step, and how far the present rollout is."""
 
+import re
 import sys
 import time
 from datetime import timedelta
@@ -95,6 +96,9 @@ class Console(TrainerCallback):
     def _line(self, state: Any, logs: dict[str, Any]) -> str | None:
         if "train_runtime" in logs:
             return f"trained {state.global_step} steps in {_clock(logs['train_runtime'])}"
+        if accuracies := re.findall(r"benchmark/(\S+)/accuracy", " ".join(logs)):
+            shown = [f"{name} {logs[f'benchmark/{name}/accuracy']:.3f}" for name in accuracies]
+            return " | ".join([f"accuracy after step {state.global_step}", *shown])
         if evaluation := any(name.startswith("eval_") for name in logs):
             logs = {name.removeprefix("eval_"): value for name, value in logs.items()}
         parts = summary(logs)

@@ -37,6 +37,7 @@ ROLLOUT = {
     "fork_order": "fork order",
     "branch_factor": "rows a fork adds, Z",
     "dynamic_budget": "N from a probe",
+    "min_initial_rollouts": "least N",
     "budget_beta": "β_b",
     "branch_penalty": "branch penalty",
     "branch_gamma": "γ",
@@ -62,7 +63,7 @@ UPDATE = {
     "seed": "seed",
 }
 # Of no meaning without forks.
-_FORKS = ("num_initial_rollouts", "entropy", "branch_", "fork_", "dynamic_", "budget_")
+_FORKS = ("num_initial_", "min_initial_", "entropy_norm", "entropy_window", "branch_", "fork_", "dynamic_", "budget_")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
@@ -178,6 +179,8 @@ def _settings(args: Any, names: dict[str, str], branching: bool) -> dict[str, An
     for name, words in names.items():
         value = getattr(args, name, None)
         if value is None or (not branching and name.startswith(_FORKS)):
+            continue
+        if name == "num_initial_rollouts" and getattr(args, "dynamic_budget", False):
             continue
         shown[f"{words} (`{name}`)"] = getattr(value, "value", value)
     return shown

@@ -2,6 +2,7 @@
 
 import io
 import logging
+from types import SimpleNamespace
 
 import pytest
 from transformers import PrinterCallback, ProgressCallback
@@ -81,3 +82,12 @@ def test_nothing_live_where_no_terminal_is():
     Console(terminal=stream).progress([tree], 0)
     Console(live=False, terminal=Terminal()).progress([tree], 0)
     assert stream.getvalue() == ""
+
+
+def test_benchmarks_have_a_line_of_their_own(capsys):
+    state = SimpleNamespace(is_world_process_zero=True, global_step=50, max_steps=100)
+    logs = {"benchmark/gsm8k/accuracy": 0.25, "benchmark/gsm8k/f1": 0.3, "benchmark/musique/accuracy": 0.5}
+    Console().on_log(None, state, None, logs=logs)
+    assert capsys.readouterr().out == "accuracy after step 50 | gsm8k 0.250 | musique 0.500\n"
+    Console().on_log(None, state, None, logs={"something/else": 1.0})
+    assert capsys.readouterr().out == ""

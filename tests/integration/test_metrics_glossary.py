@@ -12,8 +12,8 @@ from tests import scripted_training
 ROOT = Path(__file__).parents[2]
 # Of transformers' Trainer, at the end of a run or an evaluation.
 TIMES = re.compile(r"(train|eval)_(runtime|samples_per_second|steps_per_second|loss)|total_flos")
-# Need what a scripted run on a CPU does not have: vLLM, a logger.
-ELSEWHERE = re.compile(r"sampling/.*|kl|policy_loss|rollout/prefix_cache_hit_rate|profiling/.*")
+# Need what a scripted run on a CPU does not have: vLLM, a logger, a benchmark.
+ELSEWHERE = re.compile(r"sampling/.*|kl|policy_loss|rollout/prefix_cache_hit_rate|profiling/.*|benchmark/.*")
 
 
 @pytest.fixture(scope="module")
