@@ -1,6 +1,7 @@
 """What the training scripts share: from the arguments of a recipe to the arguments of a trainer."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -110,6 +111,8 @@ def trainer_arguments(
     from .tools.cache import ToolCache
     from .tools.registry import load_object, resolve_tools
 
+    if training_args.process_index == 0:
+        log_to_console()
     sys.path.insert(0, os.getcwd())  # dotted paths into the user's own folder
     reward_funcs = resolve_rewards(script_args.reward_funcs, script_args.reward_kwargs)
     tools = resolve_tools(script_args.tools)
@@ -161,6 +164,16 @@ def trainer_arguments(
         "quantization_config": get_quantization_config(model_args),
         "peft_config": get_peft_config(model_args),
     }
+
+
+def log_to_console() -> None:
+    """Shows what the library has to say: repaired and left out rows, the first prompts, what it decided."""
+    logger = logging.getLogger("arpo_trl")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 @contextmanager
