@@ -50,7 +50,9 @@ def launch(script: Path, *arguments: str, seconds: int = 240) -> str:
 
 
 def train(model_dir: str, output_dir: Path, options: dict) -> list[dict]:
-    output = launch(ROOT / "tests" / "training_run.py", model_dir, str(output_dir), json.dumps({"branch_alpha": 1.0, **options}))
+    output = launch(
+        ROOT / "tests" / "training_run.py", model_dir, str(output_dir), json.dumps({"branch_alpha": 1.0, **options})
+    )
     decoder = json.JSONDecoder()
     results = [decoder.raw_decode(part)[0] for part in output.split("RESULT ")[1:]]
     return sorted(results, key=lambda result: result["rank"])
