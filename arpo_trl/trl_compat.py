@@ -62,6 +62,9 @@ TOUCHED: dict[str, dict[str, tuple[str, ...]]] = {
         "get_config_model_id": ("config",),
         "shuffle_sequence_dict": ("seq_dict",),
         "split_tensor_dict": ("tensor_dict", "num_chunks"),
+        "split_pixel_values_by_grid": ("batch",),
+        "unsplit_pixel_values_by_grid": ("batch",),
+        "add_fused_lm_head": ("model", "temperature", "cast_lm_head_to_fp32", "outputs"),
         "pad": ("tensors", "padding_value", "padding_side", "pad_to_multiple_of"),
     },
 }
