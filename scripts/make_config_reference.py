@@ -111,7 +111,8 @@ def render_class(cls: type) -> str:
             parts.append(f"### {title}\n")
         parts.append("| Option | Type | Default | Meaning |\n|---|---|---|---|")
         for name, description in group.items():
-            kind = inspect.formatannotation(fields[name].type).replace(" | None", "").replace("typing.", "")
+            # Not the field: an argument parser that was built from the class has simplified its type.
+            kind = inspect.formatannotation(cls.__annotations__[name]).replace(" | None", "").replace("typing.", "")
             cells = (f"`{name}`", f"`{kind}`", default_of(fields[name]), description)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         parts.append("")

@@ -170,11 +170,11 @@ def shout(completions, threshold=0.5, **kwargs):
 
 def test_resolve_rewards_by_name_path_and_arguments():
     rewards = resolve_rewards(
-        [*REWARDS, "test_rewards.shout"],
+        [*REWARDS, "tests.unit.test_rewards.shout"],
         {
             "llm_judge": {"model": "m", "base_url": "http://127.0.0.1:1/v1"},
             "overlong_penalty": {"max_completion_length": 10, "buffer_length": 2},
-            "test_rewards.shout": {"threshold": 0.1},
+            "tests.unit.test_rewards.shout": {"threshold": 0.1},
         },
     )
     assert [get_callable_name(reward) for reward in rewards] == [*REWARDS, "shout"]
