@@ -51,7 +51,6 @@ def read_curves(trainer_state: Path) -> dict[str, list[float]]:
     return {
         "reward": [entry["reward"] for entry in updates],
         "tool_calls": [entry["rollout/tool_calls"] for entry in updates],
-        "forks": [entry["rollout/forks"] for entry in updates],
         "eval_reward": [entry["eval_reward"] for entry in history if "eval_reward" in entry],
     }
 
@@ -69,10 +68,8 @@ def plot(curves: dict[str, list[float]], path: Path) -> None:
     left.plot([0, len(steps)], [before, after], "o", label="held-out questions")
     left.set(xlabel="update", ylabel="answers that are right", ylim=(0, 1))
     left.legend()
-    right.plot(steps, curves["tool_calls"], label="tool calls")
-    right.plot(steps, curves["forks"], label="forks")
-    right.set(xlabel="update", ylabel="per update", ylim=(0, None))
-    right.legend()
+    right.plot(steps, curves["tool_calls"])
+    right.set(xlabel="update", ylabel="tool calls per update", ylim=(0, None))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 

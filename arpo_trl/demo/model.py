@@ -121,9 +121,11 @@ def build_model(
     for words in KINDS:
         ids = tokenizer.convert_tokens_to_ids([f"Ġ{word}" for word in words])
         common = torch.randn(config.hidden_size) * initializer_range
-        embeddings[ids] = (embeddings[ids] + common) / 2**0.5
+        embeddings[ids] += common / 2
     # ... and attention passes a word on as itself, since its output projection mirrors its value projection
     # (https://huggingface.co/papers/2305.09828), so that copying from tool results need not be found first.
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.data.copy_(layer.self_attn.v_proj.weight.data.T)
+    # A copied word should win clearly against its kind.
+    model.model.norm.weight.data.fill_(2.0)
     return model

@@ -31,15 +31,15 @@ ATTRIBUTES = {
 }
 NUMBERS = range(10, 50)
 OFFSETS = range(1, 10)
-YEARS = range(1950, 2000)
+YEARS = range(1930, 2000)
 # fmt: off
 COLOURS = (
-    "amber", "azure", "beige", "black", "blue", "bronze", "brown", "copper", "crimson", "gold", "green", "grey",
-    "indigo", "ivory", "jade", "maroon", "olive", "orange", "pink", "purple", "red", "silver", "white", "yellow",
+    "amber", "azure", "beige", "black", "blue", "bronze", "brown", "copper",
+    "gold", "green", "grey", "ivory", "olive", "orange", "purple", "red",
 )
 ANIMALS = (
-    "badger", "bear", "beaver", "crane", "deer", "eagle", "falcon", "fox", "goat", "hare", "hawk", "heron",
-    "horse", "lion", "lynx", "otter", "owl", "panther", "raven", "stork", "swan", "tiger", "whale", "wolf",
+    "badger", "bear", "crane", "deer", "eagle", "falcon", "fox", "hare",
+    "horse", "lion", "otter", "owl", "raven", "tiger", "whale", "wolf",
 )
 # fmt: on
 
@@ -50,8 +50,8 @@ def _invent_words(count: int) -> list[str]:
     return random.Random(KNOWLEDGE_SEED).sample(words, count)
 
 
-_WORDS = _invent_words(96)
-NAMES = {kind: _WORDS[24 * i : 24 * i + 24] for i, kind in enumerate(("ship", "person", "city", "firm"))}
+_WORDS = _invent_words(64)
+NAMES = {kind: _WORDS[16 * i : 16 * i + 16] for i, kind in enumerate(("ship", "person", "city", "firm"))}
 
 
 def _hash(*parts: object) -> int:
