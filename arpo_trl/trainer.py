@@ -14,7 +14,6 @@ import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
-from trl.models import unwrap_model_for_generation
 
 from .branching import BranchingOptions
 from .config import ARPOConfig
@@ -262,26 +261,9 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
                 engine, self.vllm_tensor_parallel_size, timedelta(seconds=self.args.ddp_timeout)
             )
             return self._tensor_parallel.engine
-        if self.is_fsdp_enabled or self._dist.is_zero3:
-            raise ValueError("A sharded model cannot generate by itself. Set use_vllm=True.")
-        from .rollout.hf_engine import TransformersEngine
+        from .rollout.hf_engine import engine_for_trainer
 
-        return TransformersEngine(
-            lambda: unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-            ),
-            self._dialect.stop_token_ids,
-            self.model.config.get_text_config().max_position_embeddings,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            generation_kwargs=self.args.generation_kwargs,
-            seed=self.args.seed + self.accelerator.process_index,
-        )
+        return engine_for_trainer(self, self._dialect.stop_token_ids)
 
     # TRL's contract: prompts in, rows out
 
