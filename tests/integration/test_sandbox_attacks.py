@@ -1,6 +1,7 @@
 """Hostile code against both local sandboxes: nothing gets out, everything is answered in time, the next call finds a
 clean place. Limits are small, so that a wall that fails harms nobody, and nothing aims at an address but loopback."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -325,9 +326,10 @@ def test_calls_run_as_an_unprivileged_user_of_the_host(box):
     def host_users():
         ids = set()
         for pid in processes_of(box):
-            process = psutil.Process(pid)
-            if "worker.main" in " ".join(process.cmdline()) and "bwrap" not in process.name():
-                ids |= set(process.uids()) | set(process.gids())
+            with contextlib.suppress(psutil.NoSuchProcess):  # gone, or a zombie, since it was listed
+                process = psutil.Process(pid)
+                if "worker.main" in " ".join(process.cmdline()) and "bwrap" not in process.name():
+                    ids |= {*process.uids(), *process.gids()}
         return ids
 
     with ThreadPoolExecutor() as pool:
@@ -410,6 +412,7 @@ os._exit(7)
 
 def test_descriptors_of_the_parent(attack):
     code = """
+import contextlib
 import os
 for fd in range(3, 64):
     try:
