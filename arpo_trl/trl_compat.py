@@ -1,7 +1,8 @@
-"""What we touch inside TRL that TRL does not promise to keep, in one list with the version it was read from.
+"""What we touch inside TRL and vLLM that neither promises to keep, in one list each with the version it was read from.
 
-`check_trl` compares the list with the installed TRL; a test runs it, and so does the trainer when it is built, so that
-an upgrade fails with a sentence instead of with wrong numbers.
+A test compares both lists with what is installed, and `make compat` with the newest releases. The trainer compares TRL's
+when it is built, so that an upgrade fails with a sentence instead of with wrong numbers; of vLLM, whose modules take
+seconds to import, it compares the version.
 """
 
 import functools
@@ -17,11 +18,13 @@ from packaging.version import Version
 
 
 READ_FROM = "1.16.0"
+READ_FROM_VLLM = "0.31.0"
 SUPPORTED = (Version("1.16"), Version("1.17"))
 SUPPORTED_VLLM = SpecifierSet("==0.31.*")
 
-# Module → member → parameters it must have, in order. What we override, call or replace.
-TOUCHED: dict[str, dict[str, tuple[str, ...]]] = {
+# Module → member → parameters it must begin with. What we override, call or replace.
+Members = dict[str, dict[str, tuple[str, ...]]]
+TOUCHED: Members = {
     "trl.trainer.grpo_trainer": {
         "GRPOTrainer._generate": ("self", "prompts"),
         "GRPOTrainer._generate_and_score_completions": ("self", "inputs"),
@@ -73,8 +76,69 @@ TOUCHED: dict[str, dict[str, tuple[str, ...]]] = {
 ATTRIBUTES = (
     *("_metrics", "_logs", "log_completions", "_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer"),
     *("_is_vlm", "eos_token_ids"),
-    *("environments", "environment_factories", "_env_tools", "_batch_environments", "_standalone_tools", "tools"),
+    *("environments", "environment_factories", "_env_tools", "_standalone_tools", "tools"),
     *("max_tool_calling_iterations", "mask_truncated_completions", "vllm_generation", "num_generations_eval"),
+)
+
+TOUCHED_VLLM: Members = {
+    "vllm": {
+        "LLM.wake_up": ("self", "tags"),
+        "LLM.sleep": ("self", "level"),
+        "LLM.reset_prefix_cache": ("self",),
+    },
+    "vllm.config": {"VllmConfig.use_v2_model_runner": ()},
+    "vllm.engine.arg_utils": {
+        "EngineArgs.create_model_config": ("self",),
+        "EngineArgs.create_engine_config": ("self",),
+    },
+    "vllm.inputs": {"tokens_input": ("prompt_token_ids",)},
+    "vllm.model_executor.layers.vocab_parallel_embedding": {"VocabParallelEmbedding": ()},
+    "vllm.renderers.base": {"BaseRenderer.render_cmpl": ("self", "prompts")},
+    "vllm.renderers.inputs.preprocess": {"parse_model_prompt": ("model_config", "prompt")},
+    "vllm.v1.engine.llm_engine": {
+        "LLMEngine.add_request": ("self", "request_id", "prompt", "params"),
+        "LLMEngine.abort_request": ("self", "request_ids"),
+        "LLMEngine.has_unfinished_requests": ("self",),
+        "LLMEngine.step": ("self",),
+    },
+    "vllm.v1.sample.logits_processor": {
+        "BatchUpdate": ("batch_size", "removed", "added", "moved"),
+        "LogitsProcessor": ("vllm_config", "device", "is_pin_memory"),
+        "LogitsProcessor.apply": ("self", "logits"),
+        "LogitsProcessor.is_argmax_invariant": ("self",),
+        "LogitsProcessor.update_state": ("self", "batch_update"),
+        "LogitsProcessor.validate_params": ("sampling_params",),
+        "process_dict_updates": ("req_entries", "batch_update", "new_state"),
+    },
+    "vllm.v1.worker.gpu.sample.logits_processor": {
+        "LogitsContext": (
+            *("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "expanded_local_pos", "input_ids", "pos"),
+            "seq_lens_upper_bound_np",
+        ),
+        "LogitsProcRequestState": (
+            *("device", "max_num_reqs", "vocab_size", "all_token_ids", "prompt_len", "prefill_len", "total_len"),
+        ),
+        "LogitsProcessor": ("vllm_config", "req_states"),
+        "LogitsProcessor.add_request": ("self", "req_idx", "sampling_params"),
+        "LogitsProcessor.apply": ("self", "logits", "ctx"),
+        "LogitsProcessor.validate_params": ("sampling_params",),
+    },
+    "vllm.v1.worker.gpu_model_runner": {
+        "GPUModelRunner.get_model": ("self",),
+        "GPUModelRunner.reload_weights": ("self", "weights_iterator"),
+    },
+}
+
+# What an `LLM` in this process holds and we read or call, by its path from there.
+VLLM_ATTRIBUTES = (
+    *("renderer", "model_config", "llm_engine.model_config.max_model_len", "llm_engine.model_config.enforce_eager"),
+    *(
+        "llm_engine.vllm_config.scheduler_config.enable_chunked_prefill",
+        "llm_engine.engine_core.engine_core.batch_queue",
+    ),
+    *("llm_engine.vllm_config.speculative_config", "llm_engine.model_executor.driver_worker.model_runner.model"),
+    "llm_engine.vllm_config.parallel_config.enable_batch_sharded_sampling",
+    "llm_engine.model_executor.driver_worker.model_runner.input_batch.logitsprocs.argmax_invariant",
 )
 
 
@@ -91,7 +155,7 @@ def check_trl() -> None:
             f"arpo_trl works with TRL {SUPPORTED[0]} up to, not including, {SUPPORTED[1]}; installed is {installed}. "
             f'Run `pip install "trl>={SUPPORTED[0]},<{SUPPORTED[1]}"`.'
         )
-    changed = list(changed_members())
+    changed = list(changed_members(TOUCHED))
     if changed:
         raise ImportError(
             f"TRL {installed} differs from {READ_FROM}, which arpo_trl was written for: {'; '.join(changed)}. "
@@ -128,18 +192,24 @@ def vllm_version() -> Version | None:
     return None
 
 
-def changed_members() -> Iterator[str]:
-    """What differs between `TOUCHED` and the installed TRL, in words."""
-    for module_name, members in TOUCHED.items():
-        module = importlib.import_module(module_name)
+def changed_members(touched: Members) -> Iterator[str]:
+    """What differs between `touched` and what is installed, in words."""
+    for module_name, members in touched.items():
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            yield f"{module_name} is gone ({error})"
+            continue
         for member, expected in members.items():
             try:
                 found = functools.reduce(getattr, member.split("."), module)
             except AttributeError:
                 yield f"{module_name}.{member} is gone"
                 continue
+            if not expected:
+                continue
             parameters = tuple(inspect.signature(inspect.unwrap(found)).parameters)
-            if expected and parameters[: len(expected)] != expected:
+            if parameters[: len(expected)] != expected:
                 yield f"{module_name}.{member} takes ({', '.join(parameters)})"
 
 

@@ -165,21 +165,3 @@ def test_c20_c23_bad_options_say_what_to_change(tmp_path, options, message):
     defaults = {"num_generations": 8, "per_device_train_batch_size": 16, "use_cpu": True, "bf16": False}
     with pytest.raises(ValueError, match=message):
         ARPOConfig(output_dir=str(tmp_path), report_to="none", **{**defaults, **options})
-
-
-def test_the_list_of_trl_members_matches_the_installed_trl():
-    from arpo_trl.trl_compat import changed_members, check_trl
-
-    assert list(changed_members()) == []
-    check_trl()
-
-
-def test_a_changed_trl_is_named(monkeypatch):
-    from arpo_trl import trl_compat
-
-    members = {"trl.trainer.grpo_trainer": {"GRPOTrainer._gone": (), "GRPOTrainer._generate": ("self", "batch")}}
-    monkeypatch.setattr(trl_compat, "TOUCHED", members)
-    with pytest.raises(
-        ImportError, match=r"_gone is gone.*_generate takes \(self, prompts\).*pip install trl==1.16.0"
-    ):
-        trl_compat.check_trl()
