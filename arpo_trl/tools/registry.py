@@ -33,9 +33,12 @@ from .runner import ToolRunner
 
 BUILT_IN = {
     "calculator": "arpo_trl.tools.calculator.calculator",
+    "mcp": "arpo_trl.tools.mcp.MCPTools",
     "python": "arpo_trl.tools.python.PythonTool",
     "search": "arpo_trl.tools.search.local.LocalSearch",
 }
+# Extras of this package that built-in tools need.
+_EXTRAS = {"mcp": "mcp", "search": "search"}
 _KEYS = ("name", "path", "arguments", "preflight")
 
 
@@ -112,13 +115,19 @@ def resolve_tools(specs: Iterable[str | Mapping[str, Any] | Callable]) -> ToolSe
             continue
         entry = _read(spec)
         options = _options(entry)
-        made = _load(entry)
-        tools = list(made.tools()) if hasattr(made, "tools") else [made]
-        _add(tool_set, tools, made, options, entry.get("preflight"))
+        try:
+            made = _load(entry)
+            tools = list(made.tools()) if hasattr(made, "tools") else [made]
+            _add(tool_set, tools, made, options, entry.get("preflight"))
+        except BaseException:
+            tool_set.close()
+            raise
     return tool_set
 
 
 def _add(tool_set: ToolSet, tools: list[Callable], owner: Any, options: ToolOptions, trial: dict | None) -> None:
+    if not inspect.isroutine(owner):
+        tool_set.owners.append(owner)
     if trial is not None and len(tools) != 1:
         raise ValueError("`preflight` arguments are for an entry with one tool; leave them out.")
     for tool in tools:
@@ -130,8 +139,6 @@ def _add(tool_set: ToolSet, tools: list[Callable], owner: Any, options: ToolOpti
         tool_set.options[name] = options
         if trial is not None:
             tool_set.trial_calls[name] = dict(trial)
-    if not inspect.isroutine(owner):
-        tool_set.owners.append(owner)
 
 
 def _read(spec: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +168,15 @@ def _load(entry: dict[str, Any]) -> Any:
     if "name" in entry and entry["name"] not in BUILT_IN:
         known = ", ".join(sorted(BUILT_IN))
         raise ValueError(f"Unknown tool '{label}'; use one of {known}, or give a dotted `path`.")
-    target = load_object(BUILT_IN[entry["name"]] if "name" in entry else entry["path"])
+    try:
+        target = load_object(BUILT_IN[entry["name"]] if "name" in entry else entry["path"])
+    except ValueError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError) and label in _EXTRAS:
+            missing = (
+                f"The tool '{label}' needs {error.__cause__.name}: run `pip install \"arpo-trl[{_EXTRAS[label]}]\"`."
+            )
+            raise ValueError(missing) from error
+        raise
     arguments = dict(entry.get("arguments") or {})
     is_factory = inspect.isclass(target) or "arguments" in entry
     if not is_factory:

@@ -119,8 +119,11 @@ def test_a_tool_with_its_own_schema():
     assert tool_name(Remote()) == "remote"
     assert tool_schema(Remote()) == {"type": "function", "function": Remote.schema}
     assert bind_arguments(Remote(), {"city": "Bern"}) == {"city": "Bern"}
+    assert bind_arguments(Remote(), {"city": 8000, "days": "3"}) == {"city": "8000", "days": 3}
     with pytest.raises(ToolError, match=r"call it as remote\(city: string, days: integer = 1\)"):
         bind_arguments(Remote(), {"town": "Bern"})
+    with pytest.raises(ToolError, match="Wrong value for argument 'days'"):
+        bind_arguments(Remote(), {"city": "Bern", "days": "soon"})
 
 
 def test_a_tool_without_a_description_is_named():

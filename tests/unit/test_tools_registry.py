@@ -1,6 +1,7 @@
 """Tools as a recipe names them."""
 
 import logging
+import sys
 
 import pytest
 
@@ -95,9 +96,18 @@ def test_mistakes_in_a_recipe_are_named(entry, said):
         resolve_tools([entry])
 
 
-def test_two_tools_of_one_name():
+def test_two_tools_of_one_name_and_nothing_stays_open(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Pair, "close", lambda self: closed.append(self))
     with pytest.raises(ValueError, match="Two tools are named 'calculator'"):
-        resolve_tools(["calculator", "calculator"])
+        resolve_tools([{"path": f"{HERE}.Pair"}, "calculator", "calculator"])
+    assert len(closed) == 1
+
+
+def test_a_tool_whose_package_is_missing_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "arpo_trl.tools.mcp", None)
+    with pytest.raises(ValueError, match=r'run `pip install "arpo-trl\[mcp\]"`'):
+        resolve_tools(["mcp"])
 
 
 def test_c08_preflight_tells_of_a_dead_backend_before_training():
