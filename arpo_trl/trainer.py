@@ -438,7 +438,7 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             metrics[f"completions/max_{name}length"].append(values.float().max().item())
 
     def _log_rollout(self, mode: str, wall_s: float) -> None:
-        shares = {**tree_shares(self._trees), **engine_shares(self._sampler.engine, wall_s, self._sampler.tool_wait_s)}
+        shares = {**tree_shares(self._trees), **engine_shares(self._sampler, wall_s)}
         local = (shares, token_counts(self._trees), self._tool_runner.stats())
         metrics = combine(*zip(*gather_object([local]), strict=True))
         if self._has_tools:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..rollout.engine import Engine
+from ..rollout.sampler import Sampler
 from ..rollout.tree import RolloutTree
 from ..tools.runner import ToolStats
 
@@ -42,13 +42,15 @@ def token_counts(trees: Iterable[RolloutTree]) -> dict[str, float]:
     }
 
 
-def engine_shares(engine: Engine, wall_s: float, tool_wait_s: float) -> dict[str, Share]:
+def engine_shares(sampler: Sampler, wall_s: float) -> dict[str, Share]:
     """Times of this process and the prefix cache's part."""
+    engine = sampler.engine
     return {
         "rollout/prefix_cache_hit_rate": Share(engine.cached_tokens, engine.prompt_tokens),
         "rollout/wall_s": Share(wall_s),
         "rollout/engine_busy_s": Share(engine.busy_s),
-        "rollout/tool_wait_s": Share(tool_wait_s),
+        "rollout/longest_chain_s": Share(sampler.longest_chain_s),
+        "rollout/tool_wait_s": Share(sampler.tool_wait_s),
     }
 
 

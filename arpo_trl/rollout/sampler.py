@@ -75,13 +75,17 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class _Active:
-    """A trajectory whose turn is being sampled or whose tools are running."""
+    """A trajectory whose turn is being sampled or whose tools are running.
+
+    `chain_s` are the seconds of engine and tools that had to pass, one after another, before its present turn.
+    """
 
     group: Group
     trajectory: Trajectory
     prompt: Prompt
+    chain_s: float = 0.0
+    busy_s: float = 0.0
     calls: Sequence[ToolCall] = ()
-    started: float = 0.0
 
     @property
     def order(self) -> tuple[int, int]:
@@ -115,6 +119,14 @@ class Sampler:
             Gives every request a seed without lock-step, as tensor parallel ranks need it.
         on_progress (`Callable[[list[RolloutTree], int], None]`, *optional*):
             Called after every step with the trees and the number of running tool turns.
+
+    Attributes:
+        tool_wait_s (`float`):
+            Seconds of the last rollout in which the engine had nothing to do.
+        longest_chain_s (`float`):
+            Of its rows the longest chain of what had to happen one after another: the engine's steps while a turn was
+            sampled, the tools it called, and before a fork, a row that AEPO's probe allowed or one that fills the
+            group up, what had to be known first. No rollout can be faster than this or than the engine's `busy_s`.
     """
 
     def __init__(
@@ -137,7 +149,7 @@ class Sampler:
         self.branching, self.num_initial, self.vocab_size = branching, num_initial, vocab_size
         self.seed, self.lockstep, self.on_progress = seed, lockstep, on_progress
         self.seed_requests = seed_requests or lockstep
-        self.tool_wait_s = 0.0
+        self.tool_wait_s = self.longest_chain_s = 0.0
         self._rollouts = 0
 
     def run(self, prompts: Sequence[Prompt], generation: int = 0, training: bool = True) -> list[RolloutTree]:
@@ -160,7 +172,7 @@ class Sampler:
         self._running: set[_Active] = set()
         self._to_sample: list[_Active] = []
         self._to_call: list[_Active] = []
-        self.tool_wait_s = 0.0
+        self.tool_wait_s = self.longest_chain_s = self._chain_s = 0.0
         deadline = time.monotonic() + self.limits.seconds
         trees = [RolloutTree(prompt.ids) for prompt in prompts]
         self.engine.begin()
@@ -207,7 +219,7 @@ class Sampler:
 
     def _start(self, group: Group, prompt: Prompt, trajectories: list[Trajectory]) -> None:
         for trajectory in trajectories:
-            self._next_turn(_Active(group, trajectory, prompt))
+            self._next_turn(_Active(group, trajectory, prompt, self._chain_s))
 
     def _next_turn(self, active: _Active) -> None:
         if self._room(active) < 1:
@@ -234,6 +246,7 @@ class Sampler:
             images=images or None,
         )
         trajectory.append(sampled=True)
+        active.busy_s = self.engine.busy_s
         self._sampling[request_id] = active
         self.engine.submit(request)
 
@@ -242,12 +255,12 @@ class Sampler:
         if active is None:  # cancelled after its turn had closed
             return
         trajectory, segment = active.trajectory, active.trajectory.tail
+        self._chain_s = active.chain_s + self.engine.busy_s - active.busy_s
         segment.ids.extend(event.token_ids)
         segment.logprobs.extend(event.logprobs)
         segment.entropies.extend(event.entropies)
         trajectory.length += len(event.token_ids)
-        watch = active.group.watch(trajectory)
-        if event.entropies and len(segment.entropies) == watch:
+        if event.entropies and len(segment.entropies) == active.group.watch(trajectory):
             self._start(active.group, active.prompt, active.group.observe(trajectory, segment.entropies.tolist()))
         reason = event.finish_reason
         if reason is None and event.token_ids and self.dialect.closes_turn(segment.ids, len(event.token_ids)):
@@ -255,8 +268,9 @@ class Sampler:
             reason = "stop"
         if reason is not None:
             del self._sampling[event.id]
+            active.chain_s = self._chain_s
             trajectory.error = event.error
-            if 0 < len(segment.entropies) < watch:  # too short a turn to fill its window
+            if 0 < len(segment.entropies) < active.group.watch(trajectory):  # too short a turn to fill its window
                 self._start(active.group, active.prompt, active.group.observe(trajectory, segment.entropies.tolist()))
             self._on_turn(active, reason)
 
@@ -312,6 +326,8 @@ class Sampler:
 
     def _on_results(self, active: _Active, results: list[ToolResult]) -> None:
         self._running.discard(active)
+        active.chain_s += max(result.latency_s for result in results)
+        self._chain_s = active.chain_s
         trajectory = active.trajectory
         room = self._room(active)
         room = min(self.limits.result_tokens, room - max(1, min(ANSWER_RESERVE, room // 4)))
@@ -327,6 +343,7 @@ class Sampler:
 
     def _end(self, active: _Active, reason: str) -> None:
         active.trajectory.finish_reason = reason
+        self.longest_chain_s = max(self.longest_chain_s, active.chain_s)
         self._start(active.group, active.prompt, active.group.settle())
 
     def _give_up(self, trees: list[RolloutTree], why: str) -> None:

@@ -252,6 +252,32 @@ def test_ranked_order_gives_the_fork_to_the_most_uncertain(runner):
     assert [t.name for t in tree.trajectories][:3] == ["0", "1", "2"] and tree.trajectories[3].path[1:] == (1, 0)
 
 
+class SecondAStep(ScriptedEngine):
+    """Every step keeps the engine busy for one second of its own clock."""
+
+    def poll(self):
+        self.busy_s += bool(self._live)
+        return super().poll()
+
+
+@pytest.mark.parametrize(
+    ("branching", "calls", "rows", "seconds"),
+    [
+        (None, 2, 2, 9),  # three turns of three tokens
+        (ALWAYS, 1, 2, 3 + 2 + 3),  # a turn, the window, and the fork's own turn
+        (NEVER, 2, 2, 9 + 9),  # the second row starts when the first has ended without a fork
+    ],
+)
+def test_longest_chain_holds_all_that_a_row_depends_on(runner, branching, calls, rows, seconds):
+    engine = SecondAStep(calls_then_stops(3, calls, {}))
+    sampler = make(None, runner, branching, engine=engine, num_initial=1)
+    for generation in range(2):
+        engine.busy_s = 0.0
+        (tree,) = sampler.run(prompts([rows]), generation)
+        tools_s = sum(result.latency_s for t in tree.trajectories for result in t.results())
+        assert seconds <= sampler.longest_chain_s <= seconds + tools_s
+
+
 def test_evaluation_never_forks(runner):
     sampler = make(calls_then_stops(3, 2, {}), runner, ALWAYS, num_initial=1)
     (tree,) = sampler.run(prompts([4]), training=False)

@@ -1,6 +1,7 @@
 """The chat template's own tool calling, as TRL's `GRPOTrainer` does it."""
 
 import copy
+import functools
 import inspect
 import logging
 import re
@@ -106,7 +107,10 @@ class NativeDialect:
         stop_tokens = {self._tokenizer.convert_ids_to_tokens(id): id for id in self.stop_token_ids}
         stop_tokens.pop(None, None)  # ids that the model has and the tokenizer has not
         self._renderer = ToolMessageRenderer(self._render, stop_tokens)
+        # Rows of one prompt often make the same call; rendering costs more than all else a tool turn needs.
+        self._text_ids = functools.lru_cache(maxsize=512)(self._message_ids)
         self._end_of_turn_id = self._renderer.boundary("tool").end_of_turn_id
+        self._end_of_turn = "" if self._end_of_turn_id is None else self._tokenizer.decode([self._end_of_turn_id])
         if self._end_of_turn_id is None:
             self._warn_if_turns_do_not_end(stop_tokens)
 
@@ -178,14 +182,15 @@ class NativeDialect:
             `ValueError`: for an image where the model takes text only.
         """
         # A name that the model made up must not enter the frame.
-        names = [result.name if result.name in self._tool_names else "unknown_tool" for result in results]
+        names = tuple(result.name if result.name in self._tool_names else "unknown_tool" for result in results)
         contents = [self._content(result) for result in results]
         boundary = self._renderer.boundary(names[0])
         ended = bool(turn_ids) and turn_ids[-1] in self.stop_token_ids
 
         def build(texts: list[str]) -> list[int]:
-            parts = self._renderer.parts(names, with_texts(contents, texts))
-            ids = self._encoder.encode(parts, anchor=boundary.anchor, encode_images=self._encode_images)
+            filled = with_texts(contents, texts)
+            is_text = all(isinstance(content, str) for content in filled)
+            ids = [*self._text_ids(names, tuple(filled))] if is_text else self._message_ids(names, filled)
             if not ended and boundary.end_of_turn_id is not None:
                 return [boundary.end_of_turn_id, *ids]
             # Where the next message's first token is what ends a turn (GLM's <|observation|>), it was sampled.
@@ -194,6 +199,12 @@ class NativeDialect:
             return ids
 
         return fit_results(build, texts_of(contents), max_tokens, self._encoder)
+
+    def _message_ids(self, names: Sequence[str], contents: Sequence[Content]) -> list[int]:
+        """Token ids of tool messages behind the dummy turn."""
+        anchor = self._renderer.boundary(names[0]).anchor
+        parts = self._renderer.parts(list(names), list(contents))
+        return self._encoder.encode(parts, anchor=anchor, encode_images=self._encode_images)
 
     def result_messages(self, results: list[ToolResult]) -> list[dict[str, Any]]:
         """The results as `tool` messages, in order and in full."""
@@ -226,7 +237,10 @@ class NativeDialect:
                     "(see Transformers' page on response parsing), or choose the dialect 'tagged'."
                 ) from error
         template = self._tokenizer.response_template
-        self._call_field = load_response_template(template).fields.get("tool_calls")
+        # The tokenizer would compile its response template for every turn that it reads.
+        self._reader = copy.copy(self._tokenizer)
+        self._reader.response_template = load_response_template(template)
+        self._call_field = self._reader.response_template.fields.get("tool_calls")
         if self._call_field is None:
             raise ValueError("`tokenizer.response_template` has no field `tool_calls`: add one.")
         # The same template with the calls left as text, so that one that cannot be read does not hide the others.
@@ -272,19 +286,20 @@ class NativeDialect:
             return None
         try:
             message = parse_response(
-                self._tokenizer, ids, prefix=self._generation_prompt, tools=[self._schema(tool) for tool in tools]
+                self._reader, ids, prefix=self._generation_prompt, tools=[self._schema(tool) for tool in tools]
             )
         except _PARSE_ERRORS:
             return None
         # Thinking that was never closed runs up to the end-of-turn token, and would hold its text.
-        end = "" if self._end_of_turn_id is None else self._tokenizer.decode([self._end_of_turn_id])
         return {
-            key: value.removesuffix(end).rstrip() if isinstance(value, str) else value
+            key: value.removesuffix(self._end_of_turn).rstrip() if isinstance(value, str) else value
             for key, value in message.items()
         }
 
     def _read_each_call(self, ids: list[int], names: list[str]) -> list[tuple[ToolCall, dict[str, Any] | None]]:
-        text = self._tokenizer.decode(ids)
+        text, opening = self._tokenizer.decode(ids), self._call_field.open_re
+        if opening is not None and not opening.search(text):
+            return []
         try:
             regions = parse_text(text, self._lenient_template, prefix=self._generation_prompt).get("tool_calls", [])
         except _PARSE_ERRORS:
