@@ -62,6 +62,7 @@ TOUCHED: Members = {
     },
     "trl.models": {"unwrap_model_for_generation": ()},
     "trl.trainer.utils": {
+        "ensure_master_addr_port": ("addr", "port"),
         "get_config_model_id": ("config",),
         "shuffle_sequence_dict": ("seq_dict",),
         "split_tensor_dict": ("tensor_dict", "num_chunks"),

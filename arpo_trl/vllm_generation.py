@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,12 @@ def _quiet_reload() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_news)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return listener.getsockname()[1]
 
 
 class ARPOVLLMGeneration(VLLMGeneration):
@@ -81,7 +88,8 @@ class ARPOVLLMGeneration(VLLMGeneration):
         os.environ["RANK"] = str(accelerator.process_index)
         os.environ["LOCAL_RANK"] = str(accelerator.local_process_index)
         os.environ["WORLD_SIZE"] = str(world_size)
-        ensure_master_addr_port()
+        # Left to TRL, two runs that start at once on a machine choose the same port.
+        ensure_master_addr_port(port=None if "MASTER_PORT" in os.environ else _free_port())
 
         options = {
             "tensor_parallel_size": tp_size,
