@@ -25,6 +25,7 @@ from .reporting.metrics import combine, engine_shares, token_counts, tree_shares
 from .reporting.model_card import write_model_card
 from .reporting.rollout_log import RolloutLog, ScoredRollout
 from .reporting.warnings import TrainingWarnings
+from .rewards.conversation import last_user_text
 from .rollout.dialect import make_dialect
 from .rollout.engine import Engine
 from .rollout.environments import Environments
@@ -276,7 +277,7 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
         # Evaluation never forks, and its groups may be split over processes: every row is a tree of its own.
         size = self.num_generations if mode == "train" else 1
         prompt_ids, images = self._tokenize(prompts, size)
-        groups = self._groups(prompt_ids, images, size)
+        groups = self._groups(prompts, prompt_ids, images, size)
         trees = self._trees = self._sample(groups, mode)
         self._rollouts[mode] += 1
         for index, (tree, group) in enumerate(zip(trees, groups, strict=True)):
@@ -317,13 +318,16 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
         repeated = [ids for ids in prompt_ids for _ in range(size)]
         return repeated, [image for image in images for _ in range(size)] if images else None
 
-    def _groups(self, prompt_ids: list[list[int]], images: list | None, size: int) -> list[Prompt]:
+    def _groups(self, prompts: list, prompt_ids: list[list[int]], images: list | None, size: int) -> list[Prompt]:
         first_row = self.accelerator.process_index * len(prompt_ids)
         groups = []
         for start in range(0, len(prompt_ids), size):
             rows = slice(start, start + size)
             environments = Environments(self._shared_tools, self.environments[rows] if self.environments else None)
-            groups.append(Prompt(prompt_ids[rows], first_row + start, environments, images[rows] if images else None))
+            question = last_user_text(prompts[start])
+            groups.append(
+                Prompt(prompt_ids[rows], first_row + start, environments, images[rows] if images else None, question)
+            )
         return groups
 
     def _sample(self, groups: list[Prompt], mode: str) -> list[RolloutTree]:
@@ -333,10 +337,11 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
 
         def sample_all(brought: list[list[tuple]]) -> list[list[RolloutTree]]:
             shared = Environments(self._shared_tools)
-            trees = iter(run([Prompt(ids, row, shared, images) for part in brought for ids, row, images in part]))
+            trees = iter(run([Prompt(ids, row, shared, *rest) for part in brought for ids, row, *rest in part]))
             return [[next(trees) for _ in part] for part in brought]
 
-        return self._tensor_parallel.run([(group.ids, group.row, group.images) for group in groups], sample_all)
+        mine = [(group.ids, group.row, group.images, group.question) for group in groups]
+        return self._tensor_parallel.run(mine, sample_all)
 
     def _adopt(
         self, tree: RolloutTree, group: Prompt, start: int, prompts: list, prompt_ids: list, images: list | None

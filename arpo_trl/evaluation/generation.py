@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..rewards.conversation import last_user_text
 from ..rollout.engine import Engine, Event, Request
 from ..rollout.environments import Environments
 from ..rollout.sampler import Prompt, Sampler
@@ -111,7 +112,7 @@ class SamplerGenerator:
     def generate(self, prompts: Sequence[list[dict[str, Any]]], keys: Sequence[int]) -> list[Generation]:
         environments = Environments(self._tools)
         rows = [
-            Prompt(ids=[self._tokenize(messages)], row=key, environments=environments)
+            Prompt([self._tokenize(messages)], key, environments, question=last_user_text(messages))
             for messages, key in zip(prompts, keys, strict=True)
         ]
         trees = self.sampler.run(rows, training=False)

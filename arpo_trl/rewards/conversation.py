@@ -1,6 +1,7 @@
 """Reads completions as TRL hands them to reward functions: a text, or a list of assistant and tool messages."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -13,6 +14,13 @@ def message_text(message: dict[str, Any]) -> str:
         texts = [block.get("text") if isinstance(block, dict) else block for block in content]
         return "".join(text for text in texts if isinstance(text, str))
     return ""
+
+
+def last_user_text(prompt: str | Sequence[dict[str, Any]]) -> str:
+    """The question: text of the last user message of a prompt, or the prompt where it is a text."""
+    if isinstance(prompt, str):
+        return prompt
+    return next((message_text(message) for message in reversed(prompt or []) if message.get("role") == "user"), "")
 
 
 def assistant_turns(completion: str | list[dict[str, Any]]) -> list[str]:

@@ -14,7 +14,7 @@ import httpx
 import tenacity
 
 from .answers import extract_answer
-from .conversation import final_turn, message_text
+from .conversation import final_turn, last_user_text
 from .matching import MAX_ANSWER_CHARS, accepted_answers
 
 
@@ -116,7 +116,7 @@ class LLMJudge:
             question (`list[str]`, *optional*):
                 The questions.
         """
-        questions = question or [_last_user_text(prompt) for prompt in prompts]
+        questions = question or [last_user_text(prompt) for prompt in prompts]
         answers = [extract_answer(final_turn(completion)) for completion in completions]
         verdicts = await self.judge(questions, answers, ground_truth)
         return [None if verdict is None else float(verdict) for verdict in verdicts]
@@ -193,9 +193,3 @@ class LLMJudge:
         if not verdicts:
             raise _NoVerdict(f"no verdict in {reply[-200:]!r}")
         return verdicts[-1].lower() == "correct"
-
-
-def _last_user_text(prompt: str | Sequence[dict[str, Any]]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return next((message_text(message) for message in reversed(prompt or []) if message.get("role") == "user"), "")

@@ -65,12 +65,15 @@ class Prompt:
             The tools that each row may call, and how their state is forked.
         images (`list[list]`, *optional*):
             For each of its M rows the images of its prompt.
+        question (`str`, *optional*, defaults to `""`):
+            Its last user message, for tools that ask for a context.
     """
 
     ids: list[list[int]]
     row: int
     environments: Environments
     images: list[list[Any] | None] | None = None
+    question: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -307,8 +310,9 @@ class Sampler:
     def _call(self, active: _Active) -> None:
         trajectory = active.trajectory
         active.group.hold(trajectory)
+        prompt = active.prompt
         context = ToolContext(
-            f"{active.prompt.row}/{trajectory.name}", trajectory.turns, active.prompt.row, self._training
+            f"{prompt.row}/{trajectory.name}", trajectory.turns, prompt.row, self._training, prompt.question
         )
         self._running.add(active)
         self.runner.start(active, active.calls, active.prompt.environments.tools(trajectory.slot), context)

@@ -72,14 +72,14 @@ class ToolCache:
     def key(self, tool: Callable, arguments: Mapping[str, Any], version: str) -> str:
         """The key of a call: tool, version, and its arguments as canonical JSON with defaults filled in and text in
         Unicode's normal form C. Where the tool, or the object whose method it is, has a
-        method `normalise_arguments(arguments)`, that is applied first.
+        method `normalise_arguments(arguments)`, that is applied first; a context is among its arguments.
 
         Raises:
             [`ToolError`]: for arguments that JSON cannot express.
         """
         defaults = {n: v for n, v in parameters_of(tool).optional.items() if isinstance(v, (str, int, float, bool))}
         arguments = {**defaults, **arguments}
-        owner = getattr(tool, "__self__", tool)
+        owner = argument_owner(tool)
         if hasattr(owner, "normalise_arguments"):
             arguments = owner.normalise_arguments(arguments)
         try:
@@ -220,6 +220,11 @@ class ToolCache:
         with _broken_database(), self._store.transact():
             if self._store.get(_claim_key(key)) == _process():
                 self._store.delete(_claim_key(key))
+
+
+def argument_owner(tool: Callable) -> Any:
+    """Where `normalise_arguments` of a tool stands: the object whose method it is, or the tool itself."""
+    return getattr(tool, "__self__", tool)
 
 
 @contextlib.contextmanager

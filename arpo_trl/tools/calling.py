@@ -3,9 +3,11 @@
 import functools
 import inspect
 import json
+import time
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -35,6 +37,10 @@ def tool_name(tool: Callable) -> str:
     return name
 
 
+class TypeMismatch(ValueError):
+    """An argument is not what its type hint says."""
+
+
 @dataclass(frozen=True)
 class Parameters:
     """What a tool takes.
@@ -60,6 +66,17 @@ class Parameters:
     types: Mapping[str, str]
     open: bool
     context: bool
+
+    def converted(self, name: str, value: Any) -> Any:
+        """`value` as what `name` is to be, where that loses nothing; raises [`TypeMismatch`] where it does."""
+        adapter = self.adapters.get(name)
+        if adapter is None:
+            return value
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            reason = error.errors(include_url=False, include_context=False)[0]["msg"]
+            raise TypeMismatch(f"'{name}': {reason}") from None
 
     def __str__(self) -> str:
         parts = [f"{name}: {self.types[name]}" if name in self.types else name for name in self.required]
@@ -168,14 +185,10 @@ def bind_arguments(tool: Callable, arguments: Any, context: ToolContext | None =
         raise ToolError(f"Unknown {_listed(unknown)}; {usage}.")
     bound = {}
     for name, value in arguments.items():
-        adapter = takes.adapters.get(name)
-        if adapter is not None:
-            try:
-                value = adapter.validate_python(value)
-            except ValidationError as error:
-                reason = error.errors(include_url=False, include_context=False)[0]["msg"]
-                raise ToolError(f"Wrong value for argument '{name}': {reason}; {usage}.") from None
-        bound[name] = value
+        try:
+            bound[name] = takes.converted(name, value)
+        except TypeMismatch as error:
+            raise ToolError(f"Wrong value for argument {error}; {usage}.") from None
     if takes.context:
         bound["context"] = context
     return bound
@@ -247,6 +260,35 @@ def is_transient(error: BaseException) -> bool:
     statuses = [getattr(response, "status_code", None)]
     statuses += [getattr(error, name, None) for name in ("status_code", "status", "code")]
     return any(type(status) is int and status in TRANSIENT_STATUS for status in statuses)
+
+
+def may_retry(error: BaseException) -> bool:
+    """Whether the runner tries again: transient failures, but those that say it is of no use."""
+    return is_transient(error) and not (isinstance(error, InfrastructureError) and not error.retry)
+
+
+def retry_after(error: BaseException) -> float:
+    """Seconds for which a backend asked to be left alone: `retry_after_s` of an [`InfrastructureError`], or the header
+    `Retry-After` of the error's `response`; 0 where nothing is said."""
+    asked = getattr(error, "retry_after_s", 0.0)
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    if not asked and isinstance(headers, Mapping):
+        asked = parse_retry_after(headers.get("Retry-After"))
+    return asked
+
+
+def parse_retry_after(header: str | None) -> float:
+    """The header `Retry-After`, seconds or an HTTP date, in seconds from now; 0 where it says nothing."""
+    if not header:
+        return 0.0
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except ValueError:
+        return 0.0
 
 
 def to_content(value: Any, limit: int) -> str | list[dict[str, Any]]:

@@ -21,7 +21,22 @@ class InfrastructureError(Exception):
 
     The model sees the text, the row's reward becomes `None`, so that it is left out of the update, and the call is
     counted apart from tool errors.
+
+    Args:
+        message (`str`):
+            What is broken, and where someone can do something about it, what.
+        retry (`bool`, *optional*, defaults to `True`):
+            Whether trying again may help; not where a key is refused or a quota spent.
+        retry_after_s (`float`, *optional*, defaults to `0.0`):
+            Seconds for which the backend asked to be left alone.
     """
+
+    retry: bool = True
+    retry_after_s: float = 0.0
+
+    def __init__(self, message: str = "", *, retry: bool = True, retry_after_s: float = 0.0):
+        super().__init__(message)
+        self.retry, self.retry_after_s = retry, retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +53,15 @@ class ToolContext:
             Index of the prompt in the generation batch of this process.
         training (`bool`):
             `False` during evaluation.
+        question (`str`):
+            The last user message of the prompt.
     """
 
     rollout_id: str
     step: int
     row: int
     training: bool = True
+    question: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .calling import describe_error, parameters_of, tool_name, tool_schema
+from .calling import TypeMismatch, describe_error, parameters_of, tool_name, tool_schema
 from .contract import InfrastructureError, ToolCall, ToolContext
 from .options import ToolOptions
 from .runner import ToolRunner
@@ -33,9 +33,12 @@ from .runner import ToolRunner
 
 BUILT_IN = {
     "calculator": "arpo_trl.tools.calculator.calculator",
+    "fetch_page": "arpo_trl.tools.search.fetch.FetchPage",
     "mcp": "arpo_trl.tools.mcp.MCPTools",
     "python": "arpo_trl.tools.python.PythonTool",
+    "retriever": "arpo_trl.tools.search.retriever.RetrieverSearch",
     "search": "arpo_trl.tools.search.local.LocalSearch",
+    "web_search": "arpo_trl.tools.search.web.WebSearch",
 }
 # Extras of this package that built-in tools need.
 _EXTRAS = {"mcp": "mcp", "search": "search"}
@@ -68,19 +71,21 @@ class ToolSet:
 
     def preflight(self) -> None:
         """Makes one real call of every tool that says how, so that a dead backend is found before a model is loaded.
+        Tools that only replay the cache are left alone.
 
         Raises:
             [`InfrastructureError`]: naming the tools that do not work and what they said.
         """
         problems = []
+        replayed = {name for name, options in self.options.items() if options.cache == "replay"}
         for owner in self.owners:
-            if hasattr(owner, "preflight"):
+            names = [tool_name(tool) for tool in self.tools if getattr(tool, "__self__", tool) is owner]
+            if hasattr(owner, "preflight") and not (names and replayed.issuperset(names)):
                 try:
                     owner.preflight()
                 except Exception as error:
-                    names = ", ".join(tool_name(t) for t in self.tools if getattr(t, "__self__", t) is owner)
-                    problems.append(f"{names or type(owner).__name__}: {describe_error(error)}")
-        calls = [ToolCall(name, arguments) for name, arguments in self.trial_calls.items()]
+                    problems.append(f"{', '.join(names) or type(owner).__name__}: {describe_error(error)}")
+        calls = [ToolCall(name, arguments) for name, arguments in self.trial_calls.items() if name not in replayed]
         with ToolRunner(self.tools, {name: replace(o, cache="off") for name, o in self.options.items()}) as runner:
             runner.start("preflight", calls, context=ToolContext("preflight", 0, 0, training=False))
             for _, results in runner.poll(None):
@@ -177,15 +182,39 @@ def _load(entry: dict[str, Any]) -> Any:
             )
             raise ValueError(missing) from error
         raise
-    arguments = dict(entry.get("arguments") or {})
+    arguments = entry.get("arguments") or {}
     is_factory = inspect.isclass(target) or "arguments" in entry
     if not is_factory:
         return target
+    return construct(target, arguments, f"`arguments` for tool '{label}'")
+
+
+def construct(target: Callable, arguments: Any, what: str) -> Any:
+    """Calls a class or factory with keyword arguments from a recipe.
+
+    Args:
+        target (`Callable`):
+            The class or factory.
+        arguments (`dict[str, Any]`):
+            Its keyword arguments.
+        what (`str`):
+            What the recipe calls them, for messages.
+
+    Raises:
+        `ValueError`: where `target` takes others, naming those, or others than its type hints say.
+    """
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"Wrong {what}: a mapping is needed, not {arguments!r}.")
     try:
         inspect.signature(target).bind(**arguments)
     except TypeError as error:
         takes = inspect.signature(target)
-        raise ValueError(f"Wrong `arguments` for tool '{label}': {error}; it takes {takes}.") from None
+        raise ValueError(f"Wrong {what}: {error}; it takes {takes}.") from None
+    takes = parameters_of(target.__init__ if inspect.isclass(target) else target)
+    try:
+        arguments = {name: takes.converted(name, value) for name, value in arguments.items()}
+    except TypeMismatch as error:
+        raise ValueError(f"Wrong {what}: {error}.") from None
     return target(**arguments)
 
 

@@ -18,8 +18,18 @@ from typing import Any
 
 import tenacity
 
-from .cache import STORED_CHARS, ToolCache
-from .calling import bind_arguments, describe_error, is_transient, parameters_of, shorten, to_content, tool_name
+from .cache import STORED_CHARS, ToolCache, argument_owner
+from .calling import (
+    bind_arguments,
+    describe_error,
+    is_transient,
+    may_retry,
+    parameters_of,
+    retry_after,
+    shorten,
+    to_content,
+    tool_name,
+)
 from .contract import Failure, InfrastructureError, ToolCall, ToolContext, ToolError, ToolResult
 from .event_loop import EventLoop
 from .isolation import IsolatedTool
@@ -85,8 +95,12 @@ class ToolRunner:
         if cached and cache is None:
             raise ValueError(f"Tools {', '.join(cached)} ask for a cache; pass `cache=ToolCache(folder)`.")
         for name in cached:
-            if parameters_of(self._tools[name]).context:
-                raise ValueError(f"Tool '{name}' takes a context, so its answers cannot be cached; set `cache: off`.")
+            tool = self._tools[name]
+            if parameters_of(tool).context and not hasattr(argument_owner(tool), "normalise_arguments"):
+                raise ValueError(
+                    f"Tool '{name}' takes a context, and has no `normalise_arguments` to say what of it its answers "
+                    "depend on; set `cache: off`."
+                )
         self._cache = cache
         self._isolated = {name: IsolatedTool(self._tools[name]) for name, o in self._options.items() if o.isolate}
         self._loop = EventLoop()
@@ -352,12 +366,16 @@ class ToolRunner:
             return to_content(describe_error(error), limit), _kind(error)
 
     def _with_retries(self, job: _Job) -> Any:
+        backoff = tenacity.wait_exponential(multiplier=0.5, max=8) + tenacity.wait_random(0, 0.25)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(is_transient),
+            retry=tenacity.retry_if_exception(may_retry),
             stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(job.options.max_retries + 1), tenacity.stop_when_event_set(job.over)
+                tenacity.stop_after_attempt(job.options.max_retries + 1),
+                tenacity.stop_when_event_set(job.over),
+                # What can only be tried again after the deadline has failed now.
+                lambda state: time.monotonic() + state.upcoming_sleep >= job.deadline,
             ),
-            wait=tenacity.wait_exponential(multiplier=0.5, max=8) + tenacity.wait_random(0, 0.25),
+            wait=lambda state: max(backoff(state), retry_after(state.outcome.exception())),
             sleep=tenacity.sleep_using_event(job.over),
             reraise=True,
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from arpo_trl import ARPOConfig
-from arpo_trl.tools.contract import InfrastructureError
+from arpo_trl.tools.contract import InfrastructureError, ToolContext
 from tests.small_models import save_tagged_model
 from tests.training_run import make_trainer, summary
 
@@ -106,14 +106,17 @@ def test_c19_evaluation_of_single_rows(model_dir, tmp_path):
 
 
 def test_a_broken_backend_leaves_its_rows_out(model_dir, tmp_path):
-    """C21: rows whose tool failed for reasons of its own have no reward; the loss stays finite."""
+    """C21: rows whose tool failed for reasons of its own have no reward; the loss stays finite. The tool is told the
+    question of the prompt."""
+    questions = {}
 
-    def search(query: str) -> str:
+    def search(query: str, context: ToolContext) -> str:
         """Looks something up.
 
         Args:
             query: What.
         """
+        questions.setdefault(context.row, set()).add(context.question)
         raise InfrastructureError("the backend is down")
 
     from arpo_trl.tools.options import ToolOptions
@@ -126,6 +129,8 @@ def test_a_broken_backend_leaves_its_rows_out(model_dir, tmp_path):
         r.failure == "infrastructure" for tree in trainer._trees for t in tree.trajectories for r in t.results()
     )
     assert failed > 0 and 0 < log["rollout/unscored_rows"] < 1
+    prompts = {prompt[-1]["content"] for prompt in trainer.train_dataset["prompt"]}
+    assert questions and all(len(asked) == 1 and asked <= prompts for asked in questions.values())
     assert log["loss"] == log["loss"] and log["grad_norm"] == log["grad_norm"]
 
 

@@ -338,11 +338,13 @@ def test_c25_the_context_names_the_path_that_calls():
 
     with ToolRunner([tool]) as runner:
         sampler = make(calls_then_stops(3, 2, {}), runner, ALWAYS, num_initial=1)
-        (tree,) = sampler.run(prompts([2], tool))
+        (prompt,) = prompts([2], tool)
+        prompt.question = "Which number?"
+        (tree,) = sampler.run([prompt])
     assert [t.name for t in tree.trajectories] == ["0", "0.1:0"]
     calls = sorted((context.rollout_id, context.step) for context in seen)
     assert calls == [("0/0", 0), ("0/0", 1), ("0/0.1:0", 1)]
-    assert all(context.row == 0 and context.training for context in seen)
+    assert all(context.row == 0 and context.training and context.question == "Which number?" for context in seen)
 
 
 class Counter:

@@ -89,6 +89,11 @@ def test_a_function_may_be_given_itself():
         ({"name": "calculator", "timeout_s": 0}, "calculator: Tool option `timeout_s` must be positive"),
         ({"name": "calculator", "cache": "yes"}, "choose one of off, read-write, record, replay"),
         ({"path": f"{HERE}.Pair", "arguments": {"begin": 1}}, "it takes \\(start: int = 0, alive: bool = True\\)"),
+        (
+            {"path": f"{HERE}.Pair", "arguments": {"start": "x"}},
+            "Wrong `arguments` for tool .*'start': Input should be",
+        ),
+        ({"path": f"{HERE}.Pair", "arguments": [1]}, "a mapping is needed, not \\[1\\]"),
     ],
 )
 def test_mistakes_in_a_recipe_are_named(entry, said):
@@ -121,6 +126,11 @@ def test_c08_preflight_tells_of_a_dead_backend_before_training():
     with pytest.raises(InfrastructureError, match="add, show: .*backend is down.*plain: Wrong value") as error:
         tools.preflight()
     assert "calculator" not in str(error.value)
+
+
+def test_preflight_leaves_alone_what_only_replays_the_cache():
+    dead = {"path": f"{HERE}.Pair", "arguments": {"alive": False}, "cache": "replay"}
+    resolve_tools([dead, {"path": f"{HERE}.plain", "preflight": {"x": "no number"}, "cache": "replay"}]).preflight()
 
 
 def test_c08_a_run_whose_tool_always_fails_warns_loudly(caplog):

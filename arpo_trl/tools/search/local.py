@@ -15,8 +15,8 @@ from pathlib import Path
 import tantivy
 from filelock import FileLock
 
-from ..calling import shorten
 from ..contract import InfrastructureError, ToolError
+from .answers import numbered
 
 
 FIELD = "contents"
@@ -123,10 +123,7 @@ class LocalSearch:
         """
         if not query.strip():
             raise ToolError("The query is empty; write a few words to look for.")
-        passages = [shorten(text, self.max_passage_chars) for _, text in self.ranked(query)]
-        if not passages:
-            return "No passage was found. Try other words."
-        return "\n".join(f"Page {number}: {text}" for number, text in enumerate(passages, 1))
+        return numbered([text for _, text in self.ranked(query)], self.max_passage_chars)
 
 
 def read_state(folder: Path) -> dict:
