@@ -48,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output_dir", default="runs/demo", help="Folder to write to (default: runs/demo).")
     parser.add_argument("--seed", type=int, default=0, help="Of the weights, the traces and the questions.")
     parser.add_argument("--dialect", choices=("tagged", "native"), default="tagged", help="Of the traces.")
-    parser.add_argument("--num_traces", type=int, default=14400, help="Cold-start traces (default: 14400).")
+    parser.add_argument("--num_traces", type=int, default=24000, help="Cold-start traces (default: 24000).")
     parser.add_argument("--num_train", type=int, default=960, help="Questions to train on (default: 960).")
     parser.add_argument("--num_test", type=int, default=128, help="Held-out questions (default: 128).")
     return parser

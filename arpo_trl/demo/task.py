@@ -184,7 +184,7 @@ class TraceStyle:
     """How the author of the cold-start traces behaves: always right in form, often wrong in choice.
 
     Args:
-        blind (`tuple[float, float]`, *optional*, defaults to `(0.5, 0.4)`):
+        blind (`tuple[float, float]`, *optional*, defaults to `(0.6, 0.45)`):
             Probability of following whichever document stands first, at the first hop and at the second.
         waste (`float`, *optional*, defaults to `0.12`):
             Probability of making the first search twice.
@@ -192,7 +192,7 @@ class TraceStyle:
             Probability of answering after the first hop.
     """
 
-    blind: tuple[float, float] = (0.5, 0.4)
+    blind: tuple[float, float] = (0.6, 0.45)
     waste: float = 0.12
     early: float = 0.08
 
