@@ -193,10 +193,15 @@ def one_sentence_errors() -> Iterator[None]:
 
 
 def finish(trainer, script_args: ARPOScriptArguments, training_args: GRPOConfig) -> None:
-    """Saves the trained model and the log of its training, and pushes the model where the recipe says so."""
+    """Saves the trained model, its card and the log of its training, and pushes the model where the recipe says so."""
+    from .trainer import ARPOTrainer
+
     trainer.save_model(training_args.output_dir)
     trainer.save_state()
     trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
         trainer.accelerator.print(f"Model pushed to https://huggingface.co/{trainer.hub_model_id}.")
+    elif isinstance(trainer, ARPOTrainer):
+        # For `arpo-trl push`, whenever that may be.
+        trainer.create_model_card(dataset_name=script_args.dataset_name)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from arpo_trl import AEPOConfig, AEPOTrainer, ARPOConfig, ARPOTrainer
 from arpo_trl.cli import main as arpo_trl
+from arpo_trl.recipe import finish
 from tests import scripted_training
 
 
@@ -80,7 +81,8 @@ def main(model_dir: str, folder: str) -> None:
 
     # The baseline tells that it did not fork.
     baseline = run((ARPOTrainer, ARPOConfig), model_dir, f"{folder}/grpo", branching=False)
-    baseline.create_model_card("baseline")
+    finish(baseline, SimpleNamespace(dataset_name=None), baseline.args)
+    assert arpo_trl(["push", f"{folder}/grpo", "tester/baseline"]) == 0
 
     # Faults are one sentence.
     assert arpo_trl(["push", f"{folder}/full", "tester/full", "--merge"]) == 1

@@ -90,8 +90,8 @@ def test_an_adapter_and_the_same_merged(pushed):
 
 
 def test_a_baseline_says_that_it_did_not_fork(pushed):
-    _, folder, _ = pushed
-    saved = ModelCard.load(folder / "grpo" / "README.md")
+    hub, _, _ = pushed
+    saved = card(hub, "tester/baseline")
     assert "none forked" in saved.text and "with GRPO" in saved.text and "branch_alpha" not in saved.text
     assert "which trained this model" not in saved.text and "grpo" in saved.data.tags
 
