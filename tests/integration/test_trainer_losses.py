@@ -54,6 +54,8 @@ def as_rollout(trainer, batch):
         ("luspo", "auto", {"importance_sampling_level": "sequence"}),
         ("grpo", "auto", {"importance_sampling_level": "sequence"}),
         ("sapo", "auto", {}),
+        # With its defaults, hardly any weight is left on rows as far from the policy as these.
+        ("vespo", "auto", {f"vespo_{name}_{sign}": 0.05 for name in ("k", "lambda") for sign in ("pos", "neg")}),
     ],
 )
 def test_without_forks_arpo_is_grpo(build, loss_type, prefix_sharing, options):
