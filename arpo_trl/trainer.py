@@ -36,7 +36,7 @@ from .tools.cache import ToolCache
 from .tools.calling import tool_name, tool_schema
 from .tools.options import ToolOptions
 from .tools.runner import ToolRunner
-from .trl_compat import check_trl, check_vllm, replaced_vllm_generation
+from .trl_compat import check_server_mode, check_trl, check_vllm, replaced_vllm_generation
 
 
 class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
@@ -185,9 +185,10 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             raise ValueError("Rows fork after tool results, but there are no tools. Pass `tools`, or branching=False.")
         if args.use_vllm:
             check_vllm()
-        if args.use_vllm and args.vllm_mode != "colocate":
-            raise ValueError(f"vllm_mode={args.vllm_mode!r} is not supported. Use vllm_mode='colocate'.")
-        if args.use_vllm and args.vllm_tensor_parallel_size > 1 and environment_factory is not None:
+        if args.use_vllm and args.vllm_mode == "server":
+            check_server_mode(args)
+        grouped = args.use_vllm and args.vllm_mode == "colocate" and args.vllm_tensor_parallel_size > 1
+        if grouped and environment_factory is not None:
             raise ValueError(
                 "Environments live in one process each, but with vllm_tensor_parallel_size > 1 one process calls the "
                 "tools of several. Use vllm_tensor_parallel_size=1."
@@ -256,7 +257,7 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
         self._tensor_parallel = None
         if self.use_vllm:
             engine = self.vllm_generation.make_engine(self._dialect.stop_token_ids)
-            if self.vllm_tensor_parallel_size == 1:
+            if self.vllm_mode == "server" or self.vllm_tensor_parallel_size == 1:
                 return engine
             self._tensor_parallel = TensorParallelRollout(
                 engine, self.vllm_tensor_parallel_size, timedelta(seconds=self.args.ddp_timeout)

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 import trl
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -180,6 +181,24 @@ def check_vllm() -> None:
         raise ImportError(
             f"arpo_trl works with vLLM {SUPPORTED_VLLM}, installed is {installed}: run "
             f'`pip install "vllm{SUPPORTED_VLLM}"`.'
+        )
+
+
+def check_server_mode(args: trl.GRPOConfig) -> None:
+    """Checks what `vllm_mode="server"` needs.
+
+    Raises:
+        ValueError: Without a CUDA GPU, over which TRL pushes the weights; and for `deterministic_rollouts`.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "vllm_mode='server' pushes the weights to the server over NCCL, which needs a CUDA GPU here, too. Use "
+            "vllm_mode='colocate'; to sample from a server without training, use scripts/evaluate.py."
+        )
+    if args.deterministic_rollouts:
+        raise ValueError(
+            "A server batches requests as they arrive, so that rounding differs between runs: with vllm_mode='server' "
+            "set deterministic_rollouts=False."
         )
 
 

@@ -13,6 +13,7 @@ from trl.trainer.utils import ensure_master_addr_port
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
+from .rollout.server_engine import ServerEngine, served_model_length, served_models
 from .rollout.vllm_engine import VLLMEngine, build_llm
 
 
@@ -40,7 +41,7 @@ def _free_port() -> int:
 class ARPOVLLMGeneration(VLLMGeneration):
     """[`~trl.generation.vllm_generation.VLLMGeneration`] whose colocated `LLM` carries the entropy probe.
 
-    Server mode is TRL's.
+    In server mode every process streams its own rows from the server; the weights are pushed as TRL does it, over NCCL.
 
     Args:
         args, kwargs:
@@ -111,13 +112,15 @@ class ARPOVLLMGeneration(VLLMGeneration):
         self.sleep()
         accelerator.wait_for_everyone()
 
-    def make_engine(self, stop_token_ids: Iterable[int]) -> VLLMEngine:
-        """The streaming engine over this object's `LLM` and sampling settings; it wakes and sleeps with the rollout.
+    def make_engine(self, stop_token_ids: Iterable[int]) -> VLLMEngine | ServerEngine:
+        """The streaming engine over this object's `LLM`, which wakes and sleeps with the rollout, or over its server.
 
         Args:
             stop_token_ids (`Iterable[int]`):
                 Tokens that end a turn.
         """
+        if self.mode == "server":
+            return self._make_server_engine(stop_token_ids)
         return VLLMEngine(
             self.llm,
             stop_token_ids,
@@ -130,6 +133,28 @@ class ARPOVLLMGeneration(VLLMGeneration):
             structured_outputs_regex=self.structured_outputs_regex,
             wake=self.wake,
             sleep=self.sleep,
+        )
+
+    def _make_server_engine(self, stop_token_ids: Iterable[int]) -> ServerEngine:
+        url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+        url = url.rstrip("/") + "/v1"
+        model = next(iter(served_models(url)))  # as TRL: a server for training has one
+        max_model_len = served_model_length(url, model)
+        sampling = {
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "ignore_eos": True,  # the tokens that end a turn are given
+            **self.generation_kwargs,
+        }
+        return ServerEngine(
+            url,
+            model,
+            stop_token_ids,
+            min(max_model_len, self.max_model_length or max_model_len),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            sampling={name: value for name, value in sampling.items() if value is not None},
         )
 
     def wake(self) -> None:
@@ -155,6 +180,8 @@ class ARPOVLLMGeneration(VLLMGeneration):
         """
         if self.mode != "colocate":
             super().sync_weights()
+            # Every process asks the server by itself: none before the main process has emptied the prefix cache.
+            self.accelerator.wait_for_everyone()
             return
         if self.llm.llm_engine.has_unfinished_requests():
             raise RuntimeError("Weights cannot be synchronized while requests are live: end the rollout first.")

@@ -201,12 +201,12 @@ def _make_engine(
     sampling = {"temperature": args.temperature, "top_p": args.top_p}
     further = {"top_k": args.top_k, "min_p": args.min_p, "repetition_penalty": args.repetition_penalty}
     if args.backend == "server":
-        from .server_engine import ServerEngine, served_model_length
+        from ..rollout.server_engine import ServerEngine, served_model_length
 
         name = args.server_model or args.model_name_or_path
         length = args.vllm_max_model_length or served_model_length(args.server_url, name)
         extra = {key: value for key, value in further.items() if value not in (None, 0, 1.0)}
-        return ServerEngine(args.server_url, name, tokenizer, stops, length, **sampling, sampling=extra)
+        return ServerEngine(args.server_url, name, stops, length, tokenizer, **sampling, sampling=extra)
     if args.backend == "vllm":
         from ..rollout.vllm_engine import VLLMEngine, build_llm
 

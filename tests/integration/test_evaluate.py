@@ -8,9 +8,7 @@ import runpy
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,12 +19,12 @@ from arpo_trl.evaluation import BENCHMARKS, Benchmark, evaluate
 from arpo_trl.evaluation.callback import BenchmarkCallback
 from arpo_trl.evaluation.config import EvaluationArguments, load_tokenizer, make_generator
 from arpo_trl.evaluation.generation import SamplerGenerator, WatchedEngine
-from arpo_trl.evaluation.server_engine import ServerEngine, served_model_length
 from arpo_trl.rollout.dialect import make_dialect
-from arpo_trl.rollout.engine import Request
 from arpo_trl.rollout.sampler import Limits, Sampler
+from arpo_trl.rollout.server_engine import ServerEngine, served_model_length
 from arpo_trl.tools.registry import resolve_tools
 from arpo_trl.tools.runner import ToolRunner
+from tests.completion_server import serve_tagged
 from tests.small_models import WORDS, count_words, save_tagged_model, search
 
 
@@ -190,76 +188,15 @@ def test_tools_run_and_are_counted(tagged_model, questions, tmp_path):
     assert {sample["finish_reason"] for sample in samples} <= {"stop", "length", "tool_limit"}
 
 
-class CompletionServer(ThreadingHTTPServer):
-    """Streams the ids of `reply` one a chunk, as `vllm serve` does, with or without `token_ids`."""
-
-    daemon_threads = True
-
-    def __init__(self, tokenizer, reply):
-        self.tokenizer, self.reply, self.bodies = tokenizer, reply, []
-        self.sends_ids, self.status, self.waits = True, 200, None
-        self.closed_early = threading.Event()
-        super().__init__(("127.0.0.1", 0), _CompletionHandler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-class _CompletionHandler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self._send(json.dumps({"data": [{"id": "m", "max_model_len": 256}, {"id": "other"}]}).encode())
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.bodies.append(body)
-        if self.server.status != 200:
-            self._send(b"overloaded", self.server.status)
-            return
-        self.send_response(200)
-        self.end_headers()
-        ids = self.server.reply(body)[: body["max_tokens"]]
-        try:
-            for index, token in enumerate(ids):
-                stopped = token in body["stop_token_ids"]
-                reason = "stop" if stopped else "length" if index + 1 == body["max_tokens"] else None
-                choice = {"index": 0, "text": self.server.tokenizer.decode([token]), "finish_reason": reason}
-                choice["logprobs"] = {"token_logprobs": [-0.5]}
-                if self.server.sends_ids:
-                    choice["token_ids"] = [token]
-                self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
-                self.wfile.flush()
-                if self.server.waits is not None:
-                    self.server.waits.wait(10)
-            self.wfile.write(b"data: [DONE]\n\n")
-        except (BrokenPipeError, ConnectionResetError):
-            self.server.closed_early.set()
-
-    def _send(self, payload, status=200):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
 def completion_server(tagged_model):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tagged_model)
-    call = tokenizer.encode("w1 <search> w2 w3 </search> w5 w5") + [tokenizer.eos_token_id]
-    answer = tokenizer.encode("<answer> w1 </answer>") + [tokenizer.eos_token_id]
-    result = tokenizer.convert_tokens_to_ids("</result>")
-    server = CompletionServer(tokenizer, lambda body: answer if result in body["prompt"] else call)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serve_tagged(tagged_model) as server:
+        yield server
 
 
 def make_server_engine(server, **options):
     stops = [server.tokenizer.eos_token_id]
-    return ServerEngine(server.url, "m", server.tokenizer, stops, max_model_len=256, **options)
+    return ServerEngine(server.url, "m", stops, 256, server.tokenizer, **options)
 
 
 @pytest.mark.parametrize("sends_ids", [True, False])
@@ -277,33 +214,6 @@ def test_a_server_in_place_of_the_engine(completion_server, questions, tmp_path,
     assert {(body["temperature"], body["top_k"], body["stream"]) for body in completion_server.bodies} == {
         (0.7, 5, True)
     }
-
-
-def test_a_closed_turn_closes_the_stream(completion_server):
-    completion_server.waits = threading.Event()
-    engine = make_server_engine(completion_server)
-    engine.begin()
-    engine.submit(Request("a", [4, 5], max_tokens=100))
-    events = []
-    while not events:
-        events = engine.poll()
-    engine.cancel("a")
-    assert [event.finish_reason for event in engine.poll()] == ["cancelled"] and not engine.has_work()
-    engine.end()
-    completion_server.waits.set()
-    assert completion_server.closed_early.wait(10)
-
-
-def test_a_server_that_fails_ends_the_row(completion_server, questions, tmp_path):
-    completion_server.status = 503
-    engine = make_server_engine(completion_server)
-    engine.begin()
-    engine.submit(Request("a", [4, 5], max_tokens=3))
-    with pytest.raises(ValueError, match="used before"):
-        engine.submit(Request("a", [4, 5], max_tokens=3))
-    (event,) = [event for _ in range(100) if engine.has_work() for event in engine.poll()]
-    engine.end()
-    assert event.finish_reason == "error" and "503: overloaded" in event.error
 
 
 def test_the_servers_own_limit(completion_server):

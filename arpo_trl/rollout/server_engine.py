@@ -10,37 +10,54 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import tenacity
 
-from ..rollout.engine import Event, Request
+from .engine import Event, Request
+from .entropy import entropy_from_top_logprobs
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# Longest wait for an event while tools may have answered, in seconds.
+_PATIENCE_S = 0.02
+
+
+class ServerError(RuntimeError):
+    """The server answers otherwise than training needs it."""
+
+
+class _Overloaded(httpx.HTTPError):
+    """The server did not take a request, but may do so later."""
+
+
 class ServerEngine:
     """
     [`Engine`] over HTTP. Every request is a stream of its own; `cancel` closes it, which makes the server stop.
 
-    The server gets token ids and is asked for token ids (vLLM's `return_token_ids`). Where it sends only text, its
-    pieces are tokenised here, which may differ from what it sampled: good enough to evaluate, not to train. Entropies
-    are not reported.
+    The server gets token ids and is asked for token ids (vLLM's `return_token_ids`). Entropies are approximate: a server
+    sends the likeliest tokens only, and what is left counts as one more outcome (see [`entropy_from_top_logprobs`]).
 
     Args:
         base_url (`str`):
             For example `"http://localhost:8000/v1"`.
         model (`str`):
             Name under which the server has the model.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            The model's.
         stop_token_ids (`Iterable[int]`):
             Tokens that end a request.
         max_model_len (`int`):
             The server's longest sequence, in tokens.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            The model's, for servers that send only text: its pieces are tokenised here, which may differ from what was
+            sampled, and logprobs that are missing become 0. Good enough to evaluate, not to train: without a tokenizer
+            such a server is an error.
         temperature (`float`, *optional*, defaults to `1.0`):
             Sampling temperature.
         top_p (`float`, *optional*, defaults to `1.0`):
             Nucleus sampling.
+        top_logprobs (`int`, *optional*, defaults to `20`):
+            How many of the likeliest tokens an entropy is taken over. At most the server's `--max-logprobs`.
         sampling (`dict`, *optional*):
             Further fields of the request body.
         api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
@@ -49,17 +66,22 @@ class ServerEngine:
             Longest silence of a stream, in seconds.
         max_concurrency (`int`, *optional*, defaults to `256`):
             Most streams at a time; further requests wait.
+
+    Attributes:
+        busy_s (`float`):
+            Seconds spent waiting for the server since `begin`, which is all that can be known of its steps from here.
     """
 
     def __init__(
         self,
         base_url: str,
         model: str,
-        tokenizer: "PreTrainedTokenizerBase",
         stop_token_ids: Iterable[int],
         max_model_len: int,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
+        top_logprobs: int = 20,
         sampling: dict[str, Any] | None = None,
         api_key_env: str = "OPENAI_API_KEY",
         timeout_s: float = 600.0,
@@ -71,7 +93,7 @@ class ServerEngine:
         self.busy_s = 0.0
         self.prompt_tokens = self.cached_tokens = 0
         self._url = base_url.rstrip("/") + "/completions"
-        self._tokenizer = tokenizer
+        self._tokenizer, self._top_logprobs = tokenizer, top_logprobs
         self._timeout_s, self._max_concurrency = timeout_s, max_concurrency
         key = os.environ.get(api_key_env)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -84,11 +106,13 @@ class ServerEngine:
             "stop_token_ids": sorted(self.stop_token_ids),
             "skip_special_tokens": False,
             "return_token_ids": True,
+            # The likeliest tokens come as a mapping: different tokens with one text must not fall together.
+            "return_tokens_as_token_ids": True,
             **(sampling or {}),
         }
         self._live: set[str] = set()
         self._used: set[str] = set()
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | ServerError] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[str, asyncio.Task] = {}
 
@@ -129,7 +153,7 @@ class ServerEngine:
         if len(request.prompt_ids) >= self.max_model_len:
             raise ValueError(f"A prompt of {len(request.prompt_ids)} tokens leaves no room in {self.max_model_len}.")
         if request.images:
-            raise ValueError("The completions API takes no images; evaluate with vLLM in this process.")
+            raise ValueError("The completions API takes no images: use vLLM in this process.")
         self._used.add(request.id)
         self._live.add(request.id)
         self.prompt_tokens += len(request.prompt_ids)
@@ -157,9 +181,9 @@ class ServerEngine:
         if not self.has_work():
             return []
         start = time.perf_counter()
-        events: list[Event] = []
+        events: list[Event | ServerError] = []
         try:
-            events.append(self._events.get(timeout=0.1))
+            events.append(self._events.get(timeout=_PATIENCE_S))
             while True:
                 events.append(self._events.get_nowait())
         except queue.Empty:
@@ -167,6 +191,8 @@ class ServerEngine:
         self.busy_s += time.perf_counter() - start
         kept = []
         for event in events:
+            if isinstance(event, ServerError):
+                raise event
             if event.id in self._live or event.finish_reason == "cancelled":
                 kept.append(event)
             if event.finish_reason is not None:
@@ -179,40 +205,90 @@ class ServerEngine:
             "prompt": request.prompt_ids,
             "max_tokens": min(request.max_tokens, self.max_model_len - len(request.prompt_ids)),
         }
+        if request.watch:
+            body["logprobs"] = self._top_logprobs
         if request.seed is not None:
             body["seed"] = request.seed % 2**63
-        finish_reason = None
         try:
-            async with self._client.stream("POST", self._url, json=body) as response:
-                if response.status_code != 200:
-                    text = (await response.aread()).decode(errors="replace")
-                    raise httpx.HTTPError(f"the server answered {response.status_code}: {text[:300]}")
-                async for line in response.aiter_lines():
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
-                    event = self._read_chunk(request.id, json.loads(line.removeprefix("data: ")))
-                    if event is not None:
-                        finish_reason = event.finish_reason or finish_reason
-                        self._events.put(event)
-            if finish_reason is None:
-                raise httpx.HTTPError("the stream ended without a finish reason")
+            await self._read_stream(request, body)
+        except ServerError as error:
+            self._events.put(error)
         except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
             self._events.put(Event(request.id, finish_reason="error", error=f"{type(error).__name__}: {error}"))
 
-    def _read_chunk(self, request_id: str, chunk: dict[str, Any]) -> Event | None:
+    # A request that was not taken may be made again; one whose tokens have begun to come may not.
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type((httpx.ConnectError, _Overloaded)),
+        stop=tenacity.stop_after_attempt(4),
+        wait=tenacity.wait_random_exponential(multiplier=0.5, max=8),
+        reraise=True,
+    )
+    async def _read_stream(self, request: Request, body: dict[str, Any]) -> None:
+        received, finish_reason = 0, None
+        async with self._client.stream("POST", self._url, json=body) as response:
+            if response.status_code != 200:
+                text = (await response.aread()).decode(errors="replace")
+                kind = _Overloaded if response.status_code in (429, 502, 503) else httpx.HTTPError
+                raise kind(f"the server answered {response.status_code}: {text[:300]}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = self._read_chunk(request, received, json.loads(line.removeprefix("data: ")))
+                if event is not None:
+                    received += len(event.token_ids)
+                    finish_reason = event.finish_reason or finish_reason
+                    self._events.put(event)
+        if finish_reason is None:
+            raise httpx.HTTPError("the stream ended without a finish reason")
+
+    def _read_chunk(self, request: Request, received: int, chunk: dict[str, Any]) -> Event | None:
         if "error" in chunk:
             raise httpx.HTTPError(str(chunk["error"]))
         if not chunk.get("choices"):
             return None
         choice = chunk["choices"][0]
-        ids = choice.get("token_ids")
+        ids, logprobs = choice.get("token_ids"), choice.get("logprobs") or {}
         if ids is None:
+            if self._tokenizer is None:
+                raise ServerError(
+                    "The server sends no token ids (`return_token_ids`): rows from it cannot be trained on."
+                )
             ids = self._tokenizer.encode(choice.get("text") or "", add_special_tokens=False)
-        logprobs = list((choice.get("logprobs") or {}).get("token_logprobs") or [])
-        if len(logprobs) != len(ids):
-            logprobs = [0.0] * len(ids)
+        sampled = list(logprobs.get("token_logprobs") or [])
+        if len(sampled) != len(ids):
+            if self._tokenizer is None:
+                raise ServerError(f"The server sent {len(ids)} tokens with {len(sampled)} logprobs.")
+            sampled = [0.0] * len(ids)
+        event = Event(request.id, list(ids), sampled)
+        # A server that is not asked for, or does not send, the likeliest tokens has no entropies to tell.
+        likeliest = (logprobs.get("top_logprobs") or [])[: max(request.watch - received, 0)]
+        event.entropies = [entropy_from_top_logprobs(list(token.values())) for token in likeliest]
         reason = choice.get("finish_reason")
-        return Event(request_id, list(ids), logprobs, finish_reason=reason if reason in (None, "stop") else "length")
+        event.finish_reason = reason if reason in (None, "stop") else "length"
+        return event
+
+
+def served_models(base_url: str, api_key_env: str = "OPENAI_API_KEY") -> dict[str, int | None]:
+    """
+    The models of a server, and the longest sequence that it takes with each, where it says.
+
+    Args:
+        base_url (`str`):
+            For example `"http://localhost:8000/v1"`.
+        api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
+            Environment variable with the key.
+
+    Raises:
+        `ValueError`: the server cannot be reached or lists nothing.
+    """
+    key = os.environ.get(api_key_env)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        response = httpx.get(base_url.rstrip("/") + "/models", headers=headers, timeout=30)
+        response.raise_for_status()
+        return {entry["id"]: entry.get("max_model_len") for entry in response.json()["data"]}
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{base_url} does not list its models ({error}); check `server_url`.") from error
 
 
 def served_model_length(base_url: str, model: str, api_key_env: str = "OPENAI_API_KEY") -> int:
@@ -230,18 +306,9 @@ def served_model_length(base_url: str, model: str, api_key_env: str = "OPENAI_AP
     Raises:
         `ValueError`: the server cannot be reached, has no such model, or does not say.
     """
-    key = os.environ.get(api_key_env)
-    try:
-        response = httpx.get(
-            base_url.rstrip("/") + "/models", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=30
-        )
-        response.raise_for_status()
-        models = {entry["id"]: entry for entry in response.json()["data"]}
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{base_url} does not list its models ({error}); check `server_url`.") from error
+    models = served_models(base_url, api_key_env)
     if model not in models:
         raise ValueError(f"{base_url} has no model {model!r}; set `server_model` to one of {sorted(models)}.")
-    length = models[model].get("max_model_len")
-    if not isinstance(length, int):
+    if not isinstance(models[model], int):
         raise ValueError(f"{base_url} does not say its longest sequence; set `vllm_max_model_length`.")
-    return length
+    return models[model]
