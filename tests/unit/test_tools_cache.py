@@ -201,6 +201,35 @@ def test_answers_that_depend_on_the_caller_are_not_cached(tmp_path):
         ToolRunner([informed], {"informed": ToolOptions(cache="read-write")}, ToolCache(tmp_path))
 
 
+def test_a_tool_that_says_what_of_the_caller_its_answers_depend_on_is_cached(tmp_path):
+    class Informed:
+        def __init__(self):
+            self.calls = 0
+
+        def normalise_arguments(self, arguments):
+            return {"query": arguments["query"], "question": arguments["context"].question}
+
+        def informed(self, query: str, context: ToolContext) -> str:
+            """
+            Knows.
+
+            Args:
+                query: What for.
+            """
+            self.calls += 1
+            return context.question
+
+    tool = Informed()
+    with ToolRunner([tool.informed], {"informed": ToolOptions(cache="read-write")}, ToolCache(tmp_path)) as runner:
+        for rollout, question in [("0/0", "who"), ("0/1", "who"), ("0/2", "why")]:
+            runner.start(
+                "turn", [ToolCall("informed", {"query": "x"})], None, ToolContext(rollout, 0, 0, True, question)
+            )
+            [(_, [result])] = runner.poll(20)
+            assert result.content == question
+    assert tool.calls == 2
+
+
 def test_a_miss_in_replay_is_an_infrastructure_failure():
     assert issubclass(ReplayMiss, InfrastructureError)
 

@@ -1,5 +1,8 @@
 """From a model's call to a Python call and back to text."""
 
+import pickle
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Literal
 
 import httpx
@@ -11,6 +14,8 @@ from arpo_trl.tools.calling import (
     bind_arguments,
     describe_error,
     is_transient,
+    may_retry,
+    retry_after,
     shorten,
     to_content,
     tool_name,
@@ -194,6 +199,38 @@ def http_error(status: int) -> httpx.HTTPStatusError:
 )
 def test_what_is_worth_another_try(error, transient):
     assert is_transient(error) is transient
+
+
+def answered(status, **headers):
+    request = httpx.Request("GET", "http://x.test")
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, headers=headers))
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (ConnectionError(), 0),
+        (InfrastructureError("busy", retry_after_s=7), 7),
+        (answered(429), 0),
+        (answered(429, retry_after="12"), 12),
+        (answered(503, retry_after="-3"), 0),
+        (answered(503, retry_after="soon"), 0),
+        (answered(503, Retry_After=format_datetime(datetime.now(UTC) - timedelta(hours=1))), 0),
+        (answered(503, Retry_After=format_datetime(datetime.now(UTC) + timedelta(hours=1))), 3600),
+    ],
+)
+def test_the_pause_that_a_server_asks_for(error, seconds):
+    assert retry_after(error) == pytest.approx(seconds, abs=120 if seconds == 3600 else 0)
+
+
+def test_some_failures_of_the_infrastructure_are_not_tried_again():
+    assert may_retry(InfrastructureError("down")) and may_retry(answered(503)) and may_retry(ConnectionError())
+    refused = InfrastructureError("the key is refused", retry=False)
+    assert is_transient(refused) and not may_retry(refused)
+    assert not may_retry(ToolError("no"))
+    copy = pickle.loads(pickle.dumps(refused))
+    assert str(copy) == "the key is refused" and not copy.retry
 
 
 def test_errors_are_described_for_the_model():

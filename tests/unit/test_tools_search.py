@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import runpy
 from collections import Counter
@@ -154,6 +155,29 @@ def test_inputs(tmp_path):
     assert list(read_search_cache(tmp_path / "cache.json")) == [Passage("a"), Passage("b\nmore")]
 
 
+def test_of_a_parquet_file_only_what_is_needed_is_read(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"id": n, "body": f"text {n}", "name": f"title {n}", "vector": [0.0] * 4} for n in range(3)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    read = list(read_passages(tmp_path / "rows.parquet", title_field="name"))
+    assert read == [Passage(f"text {n}", f"title {n}") for n in range(3)]
+    with pytest.raises(ValueError, match="No text field among id, body, name, vector; name it with `--text_field`"):
+        list(read_passages(tmp_path / "rows.parquet", text_field="words"))
+
+
+def test_an_index_that_may_not_be_written_to(tmp_path, monkeypatch):
+    build_index(tmp_path / "index", [Passage("Bern is a city")], "test")
+    modes = {file.stat().st_mode for file in (tmp_path / "index").iterdir()}
+    assert len(modes) == 1, "who may read one file may read all"
+    for lock in (tmp_path / "index").glob("*.lock"):
+        lock.unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert LocalSearch(str(tmp_path / "index"), source="missing.jsonl").search("Bern") == "Page 1: Bern is a city"
+    assert list((tmp_path / "index").glob("*.lock")) == []
+
+
 def test_preflight_of_an_empty_index(tmp_path):
     build_index(tmp_path, [], "test")
     with pytest.raises(InfrastructureError, match="no passages"):
@@ -184,6 +208,11 @@ def test_the_script_builds_and_asks(tmp_path, capsys):
     assert "2 passages" in (output := capsys.readouterr().out) and output.endswith("Page 1: Bern is a city\n")
     script["main"](["--output", index, "--query", "Rome", "--top_k", "1"])
     assert capsys.readouterr().out == "Page 1: Rome is a city\n"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"text": "Oslo is a city"}\n{"text": "Bergen is a city"}\n')
+    other = str(tmp_path / "other")
+    script["main"](["--dataset", str(tmp_path / "data"), "--output", other, "--query", "Oslo", "--top_k", "1"])
+    assert capsys.readouterr().out.endswith("Page 1: Oslo is a city\n")
     with pytest.raises(SystemExit):
         script["main"](["--output", index])
     assert "give --input or --dataset" in capsys.readouterr().err

@@ -6,6 +6,7 @@
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class LocalSearch:
     """
 
     def __init__(self, index: str, source: str | None = None, top_k: int = 5, max_passage_chars: int = 1000):
-        if source is not None:
+        if source is not None and not read_state(Path(index)).get("complete"):
             Path(index).mkdir(parents=True, exist_ok=True)
             with FileLock(Path(index) / "building.lock"):  # several processes may open the recipe at once
                 if not read_state(Path(index)).get("complete"):
@@ -73,7 +74,11 @@ class LocalSearch:
             raise ValueError("`top_k` and `max_passage_chars` must be at least 1.")
         self.top_k, self.max_passage_chars = top_k, max_passage_chars
         self._source = state["source"]
-        self._index = tantivy.Index.open(str(index))
+        folder = index
+        if not os.access(index, os.W_OK):  # tantivy keeps lock files beside what it reads
+            self._links = _links_to(Path(index))
+            folder = self._links.name
+        self._index = tantivy.Index.open(str(folder))
         self._searcher = self._index.searcher()
         self._analyzer = analyzer(state["analyzer"])
 
@@ -124,6 +129,14 @@ class LocalSearch:
         if not query.strip():
             raise ToolError("The query is empty; write a few words to look for.")
         return numbered([text for _, text in self.ranked(query)], self.max_passage_chars)
+
+
+def _links_to(folder: Path) -> tempfile.TemporaryDirectory:
+    links = tempfile.TemporaryDirectory(prefix="arpo_trl_index_")
+    for file in folder.iterdir():
+        if file.suffix != ".lock":
+            Path(links.name, file.name).symlink_to(file.resolve())
+    return links
 
 
 def read_state(folder: Path) -> dict:
@@ -202,6 +215,9 @@ def build_index(
     writer.wait_merging_threads()
     progress(total - reported)
     _write_state(folder, {**wanted, "complete": True})
+    mode = (folder / _STATE).stat().st_mode
+    for file in folder.iterdir():  # tantivy lets nobody else read some of them
+        file.chmod(mode)
     return total
 
 
@@ -214,12 +230,16 @@ def _write_state(folder: Path, state: dict) -> None:
 def passages_of_row(row: dict, text_field: str | None = None, title_field: str | None = None) -> Passage:
     """A passage from a record. Without names, the text is in `text`, `contents`, `passage` or `body`; the title, if
     there is one, in `title`."""
-    if text_field is None:
-        text_field = next((name for name in ("text", "contents", "passage", "body") if name in row), None)
-    if text_field is None or text_field not in row:
-        raise ValueError(f"No text field among {', '.join(map(str, row))}; name it with `--text_field`.")
-    title = row.get(title_field or "title") or ""
-    return Passage(text=str(row[text_field] or ""), title=str(title))
+    text = row[_text_field(row, text_field)]
+    return Passage(text=str(text or ""), title=str(row.get(title_field or "title") or ""))
+
+
+def _text_field(names: Iterable[str], text_field: str | None) -> str:
+    wanted = ("text", "contents", "passage", "body") if text_field is None else (text_field,)
+    found = next((name for name in wanted if name in names), None)
+    if found is None:
+        raise ValueError(f"No text field among {', '.join(map(str, names))}; name it with `--text_field`.")
+    return found
 
 
 def read_search_cache(path: str | Path) -> Iterator[Passage]:
@@ -245,7 +265,10 @@ def read_passages(path: Path, text_field: str | None = None, title_field: str | 
     elif path.suffix == ".parquet":
         import pyarrow.parquet
 
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=10_000):
+        file = pyarrow.parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        columns = {_text_field(names, text_field), title_field or "title"}.intersection(names)
+        for batch in file.iter_batches(batch_size=10_000, columns=sorted(columns)):
             for row in batch.to_pylist():
                 yield passages_of_row(row, text_field, title_field)
     elif path.suffix == ".jsonl":
