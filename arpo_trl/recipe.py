@@ -108,6 +108,7 @@ def trainer_arguments(
     from .data.loading import load_prompts
     from .packaged_models import resolve_model
     from .rewards.registry import resolve_rewards
+    from .rollout.environments import factory_tools, rehearse
     from .tools.cache import ToolCache
     from .tools.registry import load_object, resolve_tools
 
@@ -117,7 +118,10 @@ def trainer_arguments(
     reward_funcs = resolve_rewards(script_args.reward_funcs, script_args.reward_kwargs)
     tools = resolve_tools(script_args.tools)
     tools.preflight()
-    environment_factory = load_object(script_args.environment_factory) if script_args.environment_factory else None
+    environment_factory, shown = None, tools.tools
+    if script_args.environment_factory:
+        environment_factory = load_object(script_args.environment_factory)
+        shown = [*tools.tools, *factory_tools(environment_factory)]
     cache = ToolCache(script_args.tool_cache_dir) if script_args.tool_cache_dir else None
 
     model = resolve_model(model_args.model_name_or_path, packaged=script_args.packaged_model)
@@ -127,7 +131,7 @@ def trainer_arguments(
     prompts = {
         "name": script_args.dataset_config,
         "dialect": dialect,
-        "tools": tools.tools,
+        "tools": shown,
         "system_prompt": script_args.system_prompt,
         "tokenizer": tokenizer,
         "max_prompt_length": script_args.max_prompt_length,
@@ -136,6 +140,8 @@ def trainer_arguments(
     if source is None:
         raise ValueError("Either `dataset_name` or `datasets` must be given.")
     train = load_prompts(source, script_args.dataset_train_split, limit=script_args.max_train_samples, **prompts)
+    if environment_factory is not None:
+        rehearse(environment_factory, train[0], training_args.branching)
     evaluation = None
     if training_args.eval_strategy != "no" or training_args.eval_on_start:
         evaluation = load_prompts(
@@ -182,11 +188,12 @@ def one_sentence_errors() -> Iterator[None]:
 
     Set `ARPO_TRL_TRACEBACK=1` to see where it came from.
     """
+    from .rollout.environments import EnvironmentForkError
     from .tools.contract import InfrastructureError
 
     try:
         yield
-    except (ValueError, TypeError, ImportError, OSError, InfrastructureError) as error:
+    except (ValueError, TypeError, ImportError, OSError, InfrastructureError, EnvironmentForkError) as error:
         if os.environ.get("ARPO_TRL_TRACEBACK") == "1":
             raise
         sys.exit(f"error: {error}")

@@ -28,12 +28,12 @@ from .reporting.warnings import TrainingWarnings
 from .rewards.conversation import last_user_text
 from .rollout.dialect import make_dialect
 from .rollout.engine import Engine
-from .rollout.environments import Environments
+from .rollout.environments import Environments, shown_schemas
 from .rollout.sampler import Limits, Prompt, Sampler
 from .rollout.tensor_parallel import TensorParallelRollout
 from .rollout.tree import RolloutTree, Row, Trajectory
 from .tools.cache import ToolCache
-from .tools.calling import tool_name, tool_schema
+from .tools.calling import tool_name
 from .tools.options import ToolOptions
 from .tools.runner import ToolRunner
 from .trl_compat import check_server_mode, check_trl, check_vllm, replaced_vllm_generation
@@ -142,9 +142,9 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
                 **kwargs,
             )
         # TRL only renders them from here on: as the schemas our tools declare, without arguments the runner fills in.
-        self.tools = [tool_schema(tool) for tool in self.tools]
+        self.tools = shown_schemas(self.tools, len(tools))
         if self.environment_factories is not None:
-            self._env_tools = {name: [tool_schema(tool) for tool in own] for name, own in self._env_tools.items()}
+            self._env_tools = {name: shown_schemas(own, len(tools)) for name, own in self._env_tools.items()}
         # TRL binds tools to rows itself only where its own loop calls them; ours are bound by `Environments`.
         self._standalone_tools = []
         self._shared_tools = {tool_name(tool): tool for tool in tools}

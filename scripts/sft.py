@@ -6,7 +6,7 @@ Cold-starts a model on recorded tool use, before reinforcement learning. Tokens 
 Rows have a column `messages` (or `prompt` and `completion`). With `dialect: tagged` the assistant's message holds the
 whole trace, `<search>…</search> <result>…</result> … <answer>…</answer>`, as in the papers' released data; with
 `dialect: native` calls and results are messages of their own, with `tool_calls` and the role `tool`, and the schemas of
-the `tools` the recipe names stand in every prompt unless a row has `tools` of its own.
+the `tools` and of the environment that the recipe names stand in every prompt unless a row has `tools` of its own.
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +26,8 @@ class SFTScriptArguments(ScriptArguments):
             How tool calls look, `"native"` or `"tagged"`.
         tools (`list`, *optional*):
             Native dialect only: names or dotted paths of the tools whose schemas stand in the prompts.
+        environment_factory (`str`, *optional*):
+            Native dialect only: dotted path of a TRL environment factory, whose tools stand there too.
         max_train_samples (`int`, *optional*):
             Train on the first so many rows.
     """
@@ -41,6 +43,9 @@ class SFTScriptArguments(ScriptArguments):
         default_factory=list,
         metadata={"help": "Native dialect: names or dotted paths of the tools whose schemas stand in the prompts."},
     )
+    environment_factory: str | None = field(
+        default=None, metadata={"help": "Native dialect: dotted path of an environment factory with more tools."}
+    )
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many rows."})
 
 
@@ -50,8 +55,9 @@ def prepare(dataset, script_args, tokenizer):
 
     from arpo_trl.data.traces import messages_of, tokenize_tagged_trace
     from arpo_trl.rollout.dialects import TaggedDialect
+    from arpo_trl.rollout.environments import factory_tools
     from arpo_trl.tools.calling import tool_schema
-    from arpo_trl.tools.registry import resolve_tools
+    from arpo_trl.tools.registry import load_object, resolve_tools
 
     columns = dataset.column_names
     if script_args.dialect == "tagged":
@@ -61,7 +67,10 @@ def prepare(dataset, script_args, tokenizer):
             remove_columns=columns,
             desc="Tokenizing traces",
         )
-    schemas = json.dumps([tool_schema(tool) for tool in resolve_tools(script_args.tools).tools])
+    tools = resolve_tools(script_args.tools).tools
+    if script_args.environment_factory:
+        tools += factory_tools(load_object(script_args.environment_factory))
+    schemas = json.dumps([tool_schema(tool) for tool in tools])
     return dataset.map(
         lambda row: {"messages": messages_of(row), "tools": row.get("tools") or schemas},
         remove_columns=[column for column in columns if column not in ("messages", "tools")],

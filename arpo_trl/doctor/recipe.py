@@ -32,11 +32,18 @@ class _Recipe:
     model_args: Any
     dataset_args: Any
     tools: "ToolSet | None" = None
+    environment_factory: Any = None
+    environment_tools: list[Any] = field(default_factory=list)
     model: str | None = None
     tokenizer: "PreTrainedTokenizerBase | None" = None
     config: "PretrainedConfig | None" = None
     stop_token_ids: list[int] = field(default_factory=list)
     longest_prompt: int | None = None
+
+    @property
+    def shown_tools(self) -> list[Any]:
+        """The tools that stand in prompts."""
+        return [*(self.tools.tools if self.tools is not None else []), *self.environment_tools]
 
 
 def examine_recipe(path: str, algorithm: str | None, overrides: list[str]) -> Iterator[Finding]:
@@ -162,6 +169,7 @@ def _check_rewards(recipe: _Recipe) -> Iterator[Finding]:
 
 def _check_tools(recipe: _Recipe) -> Iterator[Finding]:
     """A real call to each tool: the recipe's, else one with made-up arguments, which may fail without consequence."""
+    from ..rollout.environments import factory_tools
     from ..tools.calling import tool_name, tool_schema
     from ..tools.contract import ToolCall, ToolContext
     from ..tools.registry import load_object, resolve_tools
@@ -169,7 +177,10 @@ def _check_tools(recipe: _Recipe) -> Iterator[Finding]:
 
     tools = recipe.tools = resolve_tools(recipe.script_args.tools)
     if recipe.script_args.environment_factory:
-        load_object(recipe.script_args.environment_factory)
+        recipe.environment_factory = load_object(recipe.script_args.environment_factory)
+        recipe.environment_tools = factory_tools(recipe.environment_factory)
+        names = ", ".join(tool_name(tool) for tool in recipe.environment_tools)
+        yield Finding("tools", "ok", f"environment {recipe.script_args.environment_factory} with {names}")
     elif not tools.tools and recipe.args.branching:
         yield Finding(
             "tools",
@@ -239,7 +250,7 @@ def _check_dialect(recipe: _Recipe) -> Iterator[Finding]:
     tokenizer, args = recipe.tokenizer, recipe.args
     if tokenizer.chat_template is None:
         raise ValueError("The tokenizer has no chat template: set `chat_template_path`, or take a chat model.")
-    tools = recipe.tools.tools if recipe.tools is not None else []
+    tools = recipe.shown_tools
     dialect = make_dialect(args.dialect, tokenizer, tools, stop_token_ids=recipe.stop_token_ids)
     stops = ", ".join(repr(tokenizer.convert_ids_to_tokens(id)) for id in sorted(dialect.stop_token_ids))
     yield Finding("dialect", "ok", f"'{args.dialect}', turns end at {stops}")
@@ -263,12 +274,13 @@ def _check_rollout(recipe: _Recipe) -> Iterator[Finding]:
 
 def _check_data(recipe: _Recipe) -> Iterator[Finding]:
     from ..data.loading import load_prompts, render_prompts
+    from ..rollout.environments import rehearse
 
     script_args = recipe.script_args
     source = recipe.dataset_args if recipe.dataset_args.datasets else script_args.dataset_name
     if source is None:
         raise ValueError("The recipe names no prompts: set `dataset_name` or `datasets`.")
-    tools = recipe.tools.tools if recipe.tools is not None else []
+    tools = recipe.shown_tools
     began = time.monotonic()
     prompts = load_prompts(
         source,
@@ -289,6 +301,8 @@ def _check_data(recipe: _Recipe) -> Iterator[Finding]:
         recipe.longest_prompt = max(lengths)
         message += f", the longest has {recipe.longest_prompt} tokens"
     yield Finding("data", "ok", f"{message} (read in {time.monotonic() - began:.1f} s)")
+    if recipe.environment_factory is not None:
+        rehearse(recipe.environment_factory, prompts[0], recipe.args.branching)
     if unanswered := sum(not answers for answers in prompts["ground_truth"]):
         yield Finding(
             "data",

@@ -2,12 +2,21 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from ..tools.calling import tool_schema
+
+
+# Methods of an environment that are no tools. TRL knows the first two.
+NOT_TOOLS = ("reset", "get_reward", "fork")
 
 
 class EnvironmentForkError(RuntimeError):
     """A stateful environment can neither be forked nor copied."""
+
+
+Factory = Callable[[], Any] | Mapping[str, Callable[[], Any]]
 
 
 class Environments:
@@ -18,7 +27,7 @@ class Environments:
             The tools that belong to no environment, by name.
         instances (`list`, *optional*):
             One environment per row of the group, in slot order; replaced in place by a fork. Its public methods, save
-            `reset` and `get_reward`, are tools of that row.
+            `reset`, `get_reward` and `fork`, are tools of that row.
     """
 
     def __init__(self, tools: Mapping[str, Callable], instances: list[Any] | None = None):
@@ -46,10 +55,59 @@ class Environments:
 
 
 def environment_tools(instance: Any) -> dict[str, Callable]:
-    """The methods of an environment that TRL exposes as tools, by name."""
+    """The methods of an environment that are tools, by name and in TRL's order."""
     names = [name for name, _ in inspect.getmembers(type(instance), predicate=inspect.isfunction)]
-    hidden = ("reset", "get_reward", "fork")
-    return {name: getattr(instance, name) for name in names if name not in hidden and not name.startswith("_")}
+    return {name: getattr(instance, name) for name in names if name not in NOT_TOOLS and not name.startswith("_")}
+
+
+def factory_tools(factory: Factory) -> list[Callable]:
+    """The tools of the environments that `factory` makes, to be shown in prompts, not to be called."""
+    factories = factory.values() if isinstance(factory, Mapping) else [factory]
+    tools: dict[str, Callable] = {}
+    for make in factories:
+        tools |= environment_tools(make())
+    return list(tools.values())
+
+
+def shown_schemas(tools: Sequence[Callable], shared: int) -> list[dict[str, Any]]:
+    """Schemas of `tools`, of which the first `shared` belong to no environment; TRL takes a method `fork` for one."""
+    methods = [method for method in tools[shared:] if method.__name__ not in NOT_TOOLS]
+    return [tool_schema(tool) for tool in [*tools[:shared], *methods]]
+
+
+def rehearse(factory: Factory, row: Mapping[str, Any], forks: bool) -> None:
+    """Makes an environment, resets it with a row of the dataset and forks it, so that what cannot work shows before a
+    model is loaded.
+
+    Args:
+        factory (`Callable` or `dict[str, Callable]`):
+            As TRL's `environment_factory`; a dict is looked up by the row's `environment`.
+        row (`Mapping[str, Any]`):
+            A row of the dataset.
+        forks (`bool`):
+            Whether rows will fork.
+
+    Raises:
+        ValueError: If the row names no environment of the dict, or `reset` does not take the row's columns.
+        EnvironmentForkError: If the environment can neither fork nor be copied.
+    """
+    columns = dict(row)
+    if isinstance(factory, Mapping):
+        name = columns.pop("environment", None)
+        if name not in factory:
+            raise ValueError(f"A row names the environment {name!r}; `environment_factory` has {', '.join(factory)}.")
+        factory = factory[name]
+    instance = factory()
+    try:
+        inspect.signature(instance.reset).bind(**columns)
+    except TypeError as error:
+        raise ValueError(
+            f"{type(instance).__name__}.reset cannot be called with the columns {', '.join(columns)}: {error}. Give it "
+            "what it needs as columns of the dataset, and let it take the others as **kwargs."
+        ) from None
+    instance.reset(**columns)
+    if forks:
+        fork_environment(instance)
 
 
 def fork_environment(instance: Any) -> Any:
