@@ -9,7 +9,6 @@ used: behind one, the proxy would resolve the name.
 import asyncio
 import ipaddress
 import socket
-import ssl
 
 import httpx
 
@@ -21,7 +20,7 @@ _CLOUD_INTERNAL = frozenset({ipaddress.ip_address("168.63.129.16")})
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 # Made once: reading the certificates takes as long as fetching a page.
-_TLS = ssl.create_default_context()
+_TLS = httpx.create_ssl_context()
 
 
 def is_public(address: str) -> bool:

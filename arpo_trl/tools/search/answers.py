@@ -8,21 +8,15 @@ from ..options import ToolOptions
 from ..runner import ToolRunner
 
 
-# What web search services take at most.
-MAX_QUERY_CHARS = 400
-
-
 def checked_query(query: str) -> str:
     """The query with single spaces.
 
     Raises:
-        [`ToolError`]: where it is empty or too long.
+        [`ToolError`]: where it is empty.
     """
     query = " ".join(query.split())
     if not query:
         raise ToolError("The query is empty; write a few words to look for.")
-    if len(query) > MAX_QUERY_CHARS:
-        raise ToolError(f"The query has {len(query)} characters, {MAX_QUERY_CHARS} are allowed; write fewer words.")
     return query
 
 

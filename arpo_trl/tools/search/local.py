@@ -16,8 +16,8 @@ from pathlib import Path
 import tantivy
 from filelock import FileLock
 
-from ..contract import InfrastructureError, ToolError
-from .answers import numbered
+from ..contract import InfrastructureError
+from .answers import checked_query, numbered
 
 
 FIELD = "contents"
@@ -126,9 +126,8 @@ class LocalSearch:
         Returns:
             The passages found, best first.
         """
-        if not query.strip():
-            raise ToolError("The query is empty; write a few words to look for.")
-        return numbered([text for _, text in self.ranked(query)], self.max_passage_chars)
+        found = self.ranked(checked_query(query))
+        return numbered([text for _, text in found], self.max_passage_chars)
 
 
 def _links_to(folder: Path) -> tempfile.TemporaryDirectory:

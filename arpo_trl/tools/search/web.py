@@ -4,13 +4,17 @@ them."""
 from collections.abc import Callable
 from typing import Any
 
-from ..contract import InfrastructureError, ToolContext
+from ..contract import InfrastructureError, ToolContext, ToolError
 from ..registry import construct
 from .answers import checked_query, numbered, run_check
 from .pages import Page, PageReader, excerpt
 from .providers import PROVIDERS, WebResult
 from .service import JSONService
 from .summaries import Summariser
+
+
+# What the services take; of a longer query some make an error.
+MAX_QUERY_CHARS = 400
 
 
 class WebSearch:
@@ -134,6 +138,10 @@ class WebSearch:
             The results found, best first.
         """
         query = checked_query(query)
+        if len(query) > MAX_QUERY_CHARS:
+            raise ToolError(
+                f"The query has {len(query)} characters, {MAX_QUERY_CHARS} are allowed; write fewer words."
+            )
         results = await self.results(query)
         pages = await self._read(results) if self._reader is not None else []
         if self._summariser is not None and not all(page.error for page in pages):
