@@ -10,11 +10,13 @@ import brotli
 import pytest
 from loopback_server import LoopbackServer, Reply
 
+from arpo_trl.tools.calling import parameters_of
 from arpo_trl.tools.contract import InfrastructureError, ToolCall, ToolContext, ToolError
 from arpo_trl.tools.registry import resolve_tools
 from arpo_trl.tools.runner import ToolRunner
 from arpo_trl.tools.search import addresses
 from arpo_trl.tools.search.addresses import is_public
+from arpo_trl.tools.search.fetch import FetchPage
 from arpo_trl.tools.search.pages import PageReader, excerpt
 
 
@@ -332,6 +334,26 @@ def test_the_tool_has_a_page_summed_up():
         and "[search query]\ncapital\n" in prompt
         and TEXT[:50] in prompt
     )
+
+
+def test_without_a_query_the_question_stands_for_it(tmp_path):
+    page = ARTICLE.format("<p>Nothing of interest stands here.</p>" * 100 + "<p>Bears live in a pit.</p>")
+    options = {**ALLOWED, "max_page_chars": 200}
+    with LoopbackServer([page]) as server:
+        asks = [ToolContext("0/0", 0, 0, question=question) for question in ("Where do bears live?", "Who wrote it?")]
+        answers = [fetch(server.url, "", options, context).content for context in asks]
+    assert ["a pit" in answer for answer in answers] == [True, False]
+    tool = FetchPage(**options)
+    keys = [
+        tool.normalise_arguments({"url": "u", "query": query, "context": context})
+        for query in ("", "q")
+        for context in asks
+    ]
+    assert keys[0] != keys[1] and keys[2] == keys[3]
+
+
+def test_the_tagged_dialect_passes_the_address():
+    assert parameters_of(FetchPage().fetch_page).required == ("url",)
 
 
 def test_c08_preflight_fetches_a_page():

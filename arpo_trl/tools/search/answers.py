@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable
 
 from ..calling import shorten, tool_name
-from ..contract import InfrastructureError, ToolCall, ToolError
+from ..contract import InfrastructureError, ToolCall, ToolContext, ToolError
 from ..options import ToolOptions
 from ..runner import ToolRunner
 
@@ -18,6 +18,11 @@ def checked_query(query: str) -> str:
     if not query:
         raise ToolError("The query is empty; write a few words to look for.")
     return query
+
+
+def question_of(context: ToolContext | None) -> str:
+    """The question of the prompt, where it is known."""
+    return context.question if context is not None else ""
 
 
 def numbered(passages: Iterable[str], max_chars: int) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..contract import ToolContext
 from ..registry import construct
-from .answers import run_check
+from .answers import question_of, run_check
 from .pages import Page, PageReader, excerpt
 from .summaries import Summariser
 
@@ -51,31 +51,33 @@ class FetchPage:
 
     def normalise_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """For the cache: what an answer depends on."""
+        query = " ".join(arguments["query"].split())
         depends_on = {
             "url": arguments["url"].strip(),
-            "query": " ".join(arguments["query"].split()),
+            "query": query,
             "shape": [self.max_page_chars, self._page_options],
         }
         if self._summariser is not None:
-            context = arguments.get("context")
-            depends_on["summary"] = [self._summariser.key(), context.question if context else ""]
+            depends_on["summary"] = self._summariser.key()
+        if self._summariser is not None or not query:
+            depends_on["question"] = question_of(arguments.get("context"))
         return depends_on
 
-    async def fetch_page(self, url: str, query: str, context: ToolContext) -> str:
+    async def fetch_page(self, url: str, context: ToolContext, query: str = "") -> str:
         """
         Reads a web page.
 
         Args:
             url: The address of the page.
-            query: What to look for on it, in a few words.
+            query: What to look for on it, in a few words; if left out, the question.
 
         Returns:
             The text of the page, of a long page the part that fits the query best.
         """
-        return await self._answer(url.strip(), query, context.question if context else "")
+        return await self._answer(url.strip(), query.strip(), question_of(context))
 
     async def _answer(self, url: str, query: str, question: str) -> str:
         text = await self._reader.read(url)
         if self._summariser is not None:
             return await self._summariser.summarise(question, query, [Page(url, text)])
-        return excerpt(text, query, self.max_page_chars)
+        return excerpt(text, query or question, self.max_page_chars)

@@ -58,7 +58,7 @@ class Summariser:
             question (`str`):
                 The user's; where it is not known the query stands for it.
             query (`str`):
-                What the pages were searched for.
+                What the pages were searched for; where it is empty the question stands for it.
             pages (`Sequence[Page]`):
                 Pages that could be read.
 
@@ -70,7 +70,7 @@ class Summariser:
             f"[{number}] {page.url}\n{excerpt(page.text, about, self.max_page_chars)}"
             for number, page in enumerate(pages, 1)
         ]
-        fields = {"question": question or query, "query": query, "pages": "\n\n".join(texts)}
+        fields = {"question": question or query, "query": query or question, "pages": "\n\n".join(texts)}
         prompt = re.sub(r"\{(question|query|pages)\}", lambda match: fields[match[1]], self.template)
         body = {
             "model": self.model,

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..contract import InfrastructureError, ToolContext, ToolError
 from ..registry import construct
-from .answers import checked_query, numbered, run_check
+from .answers import checked_query, numbered, question_of, run_check
 from .pages import Page, PageReader, excerpt
 from .providers import PROVIDERS, WebResult
 from .service import JSONService
@@ -112,7 +112,7 @@ class WebSearch:
             "shape": [self.top_k, self.max_passage_chars, self.read_pages, self._page_options],
         }
         if self._summariser is not None:
-            depends_on["summary"] = [self._summariser.key(), _question(arguments.get("context"))]
+            depends_on["summary"] = [self._summariser.key(), question_of(arguments.get("context"))]
         return depends_on
 
     async def results(self, query: str) -> list[WebResult]:
@@ -145,7 +145,7 @@ class WebSearch:
         results = await self.results(query)
         pages = await self._read(results) if self._reader is not None else []
         if self._summariser is not None and not all(page.error for page in pages):
-            return await self._summary(_question(context), query, pages)
+            return await self._summary(question_of(context), query, pages)
         texts = [self._text(result, page, query) for result, page in zip(results, pages, strict=False)]
         texts += [str(result) for result in results[len(pages) :]]
         return numbered(texts, self.max_passage_chars)
@@ -164,7 +164,3 @@ class WebSearch:
         head = f"{result.title}\n{result.url}\n"
         room = max(1, self.max_passage_chars - len(head))
         return head + excerpt(page.text, f"{query} {result.snippet}", room)
-
-
-def _question(context: ToolContext | None) -> str:
-    return context.question if context is not None else ""
