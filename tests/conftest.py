@@ -3,6 +3,7 @@
 - `tiny_model_dir`: folder with model, tokenizer and Qwen3's chat template (about 0.1M parameters, 320 tokens).
 - `tiny_tokenizer`, `tiny_model`: loaded from it; the model is shared, in eval mode: change a copy.
 - `vllm_engine`: [`VLLMEngine`] over it (temperature 1, stops at `<|im_end|>`). It is ended after each test.
+- `small_llm`, `preempted`: a vLLM with so few blocks that it preempts, and the ids that it does preempt.
 
 vLLM is imported only where a test asks for an engine. Its process groups are global: a test that builds another `LLM`
 in this process keeps it in a session-scoped fixture, since an engine that is collected takes the others' groups along.
@@ -117,3 +118,35 @@ def vllm_engine(vllm_llm, tiny_tokenizer):
     engine = VLLMEngine(vllm_llm, [tiny_tokenizer.eos_token_id])
     yield engine
     engine.end()
+
+
+@pytest.fixture(scope="session")
+def small_llm(tiny_model_dir):
+    """Ten blocks of 32 tokens, 64 tokens a step: prefills are chunked, requests preempted."""
+    from arpo_trl.rollout.vllm_engine import build_llm
+
+    return build_llm(
+        tiny_model_dir,
+        max_model_len=256,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+        num_gpu_blocks_override=10,
+        enable_chunked_prefill=True,
+    )
+
+
+@pytest.fixture
+def preempted(monkeypatch):
+    """Starts to list the ids that an engine preempts."""
+
+    def record(llm):
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        preempt, ids = scheduler._preempt_request, []
+        monkeypatch.setattr(
+            scheduler,
+            "_preempt_request",
+            lambda request, *args, **kwargs: ids.append(request.request_id) or preempt(request, *args, **kwargs),
+        )
+        return ids
+
+    return record

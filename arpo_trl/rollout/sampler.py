@@ -5,6 +5,7 @@ for the batch. Who forks and when missing rows start afresh is [`Group`]'s busin
 """
 
 import dataclasses
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,11 @@ from .dialect import Dialect, ResultTooLong
 from .engine import Engine, Event, Request
 from .environments import Environments
 from .group import Group
+from .interrupts import deferred_interrupts
 from .tree import RolloutTree, Trajectory
 
+
+logger = logging.getLogger(__name__)
 
 # A result leaves this many tokens, or a quarter of what is left if that is less, for the model to go on.
 ANSWER_RESERVE = 128
@@ -168,13 +172,23 @@ class Sampler:
 
         Returns:
             `list[RolloutTree]`: One tree per prompt, each with exactly M trajectories, all of them ended.
+
+        Raises:
+            Exception: What made a row fail, if it made all rows fail. Where only some fail they end truncated.
         """
+        with deferred_interrupts() as check_interrupt:
+            return self._run(prompts, generation, training, check_interrupt)
+
+    def _run(
+        self, prompts: Sequence[Prompt], generation: int, training: bool, check_interrupt: Callable[[], None]
+    ) -> list[RolloutTree]:
         self._rollouts += 1
         self._training = training
         self._sampling: dict[str, _Active] = {}
         self._running: set[_Active] = set()
         self._to_sample: list[_Active] = []
         self._to_call: list[_Active] = []
+        self._failures: list[Exception] = []
         self.tool_wait_s = self.longest_chain_s = self._chain_s = 0.0
         deadline = time.monotonic() + self.limits.seconds
         trees = [RolloutTree(prompt.ids) for prompt in prompts]
@@ -193,6 +207,7 @@ class Sampler:
                 )
                 self._start(group, prompt, group.start())
             while self._advance():
+                check_interrupt()
                 for event in self.engine.poll():
                     self._on_event(event)
                 for active, results in self._finished_tools(deadline):
@@ -205,19 +220,28 @@ class Sampler:
             for active in self._running:
                 self.runner.cancel(active)
             self.engine.end()
+        self._report_failures(trees)
         return trees
+
+    def _report_failures(self, trees: list[RolloutTree]) -> None:
+        if not self._failures:
+            return
+        if all(row.finish_reason == "error" for tree in trees for row in tree.trajectories):
+            raise self._failures[0]
+        logger.warning("%d rows failed and end truncated, the first with: %s", len(self._failures), self._failures[0])
 
     def _advance(self) -> bool:
         """Hands over what is due: to the engine, to the tools. Returns whether anything is still going on."""
         blocked = self.lockstep and (self.engine.has_work() or self._running)
         if not blocked:
-            for active in sorted(self._to_call, key=lambda active: active.order):
+            due, self._to_call = self._to_call, []
+            for active in sorted(due, key=lambda active: active.order):
                 self._call(active)
-            self._to_call.clear()
             if not (self.lockstep and self._running):
-                for active in sorted(self._to_sample, key=lambda active: active.order):
+                # A row that fails here may start others.
+                due, self._to_sample = self._to_sample, []
+                for active in sorted(due, key=lambda active: active.order):
                     self._sample(active)
-                self._to_sample.clear()
         return bool(self._sampling or self._running or self._to_call or self._to_sample)
 
     def _start(self, group: Group, prompt: Prompt, trajectories: list[Trajectory]) -> None:
@@ -248,10 +272,14 @@ class Sampler:
             seed=request_seed(*group.key, trajectory.path, trajectory.turns) if self.seed_requests else None,
             images=images or None,
         )
+        try:
+            self.engine.submit(request)
+        except ValueError as error:
+            self._fail(active, error)
+            return
         trajectory.append(sampled=True)
         active.busy_s = self.engine.busy_s
         self._sampling[request_id] = active
-        self.engine.submit(request)
 
     def _on_event(self, event: Event) -> None:
         active = self._sampling.get(event.id)
@@ -340,6 +368,9 @@ class Sampler:
         except ResultTooLong:
             self._end(active, "length")
             return
+        except ValueError as error:
+            self._fail(active, error)
+            return
         segment = trajectory.append(sampled=False, ids=ids)
         segment.results, segment.messages = results, self.dialect.result_messages(results)
         trajectory.turns += 1
@@ -349,6 +380,12 @@ class Sampler:
         active.trajectory.finish_reason = reason
         self.longest_chain_s = max(self.longest_chain_s, active.chain_s)
         self._start(active.group, active.prompt, active.group.settle())
+
+    def _fail(self, active: _Active, error: Exception) -> None:
+        """Ends a row for which something refuses to go on."""
+        self._failures.append(error)
+        active.trajectory.error = f"{type(error).__name__}: {error}"
+        self._end(active, "error")
 
     def _give_up(self, trees: list[RolloutTree], why: str) -> None:
         """Ends every row that is not done as cut off, those not started yet too."""

@@ -213,6 +213,8 @@ class ServerEngine:
             await self._read_stream(request, body)
         except ServerError as error:
             self._events.put(error)
+        except httpx.ConnectError as error:
+            self._events.put(ServerError(f"The server at {self._url} cannot be reached: {error}"))
         except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
             self._events.put(Event(request.id, finish_reason="error", error=f"{type(error).__name__}: {error}"))
 

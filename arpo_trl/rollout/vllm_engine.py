@@ -243,9 +243,9 @@ class VLLMEngine:
             (prompt,) = self.llm.renderer.render_cmpl([parse_model_prompt(self.llm.model_config, prompt)])
         else:
             prompt = tokens_input(request.prompt_ids)
+        self._engine.add_request(request.id, prompt, params)
         if request.watch:
             self._recorder.open(request.id)
-        self._engine.add_request(request.id, prompt, params)
         self._used_ids.add(request.id)
         self._live[request.id] = _Live(request.watch, len(request.prompt_ids))
 

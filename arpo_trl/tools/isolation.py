@@ -4,9 +4,12 @@ This protects the training process from a tool's faults, not from hostile code: 
 """
 
 import asyncio
+import fcntl
 import inspect
 import multiprocessing
+import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -113,7 +116,21 @@ class _Worker:
         theirs.close()
 
 
+def _die_with_parent() -> None:
+    """Lets the kernel kill this process when the trainer's is gone: a tool that hangs may hold the interpreter."""
+    if not hasattr(fcntl, "F_SETSIG"):  # Linux
+        return
+    sentinel = multiprocessing.parent_process().sentinel
+    fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([sentinel], 0):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _serve(connection: Connection, tool: Callable) -> None:
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, who then ends this process
     while True:
         try:
             arguments = connection.recv()

@@ -17,37 +17,6 @@ from arpo_trl.rollout.vllm_engine import VLLMEngine, build_llm
 from arpo_trl.vllm_generation import ARPOVLLMGeneration
 
 
-# vLLM's process groups are global: an engine that is collected takes those of the others with it. All live to the end.
-@pytest.fixture(scope="session")
-def small_llm(tiny_model_dir):
-    """Ten blocks of 32 tokens, 64 tokens a step: prefills are chunked, requests preempted."""
-    return build_llm(
-        tiny_model_dir,
-        max_model_len=256,
-        max_num_seqs=16,
-        max_num_batched_tokens=64,
-        num_gpu_blocks_override=10,
-        enable_chunked_prefill=True,
-    )
-
-
-@pytest.fixture
-def preempted(monkeypatch):
-    """Starts to list the ids that an engine preempts."""
-
-    def record(llm):
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        preempt, ids = scheduler._preempt_request, []
-        monkeypatch.setattr(
-            scheduler,
-            "_preempt_request",
-            lambda request, *args, **kwargs: ids.append(request.request_id) or preempt(request, *args, **kwargs),
-        )
-        return ids
-
-    return record
-
-
 def test_entropies_are_exact_under_chunked_prefill_preemption_and_aborts(small_llm, tiny_model, preempted):
     ids = preempted(small_llm)
     engine = VLLMEngine(small_llm, [], temperature=0.8)
