@@ -105,6 +105,7 @@ def trainer_arguments(
     from transformers import AutoTokenizer
     from trl import get_peft_config, get_quantization_config
 
+    from .checkpoints import find_checkpoint
     from .data.loading import load_prompts
     from .packaged_models import resolve_model
     from .rewards.registry import resolve_rewards
@@ -114,6 +115,7 @@ def trainer_arguments(
 
     if training_args.process_index == 0:
         log_to_console()
+    training_args.resume_from_checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args)
     sys.path.insert(0, os.getcwd())  # dotted paths into the user's own folder
     reward_funcs = resolve_rewards(script_args.reward_funcs, script_args.reward_kwargs)
     tools = resolve_tools(script_args.tools)

@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
 from .branching import BranchingOptions
+from .checkpoints import CheckpointMixin
 from .config import ARPOConfig
 from .objectives import hard_attribution, token_identities
 from .prefix_sharing import PrefixSharingMixin
@@ -39,7 +40,7 @@ from .tools.runner import ToolRunner
 from .trl_compat import check_server_mode, check_trl, check_vllm, replaced_vllm_generation
 
 
-class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
+class ARPOTrainer(CheckpointMixin, PrefixSharingMixin, GRPOTrainer):
     """
     Trainer for Agentic Reinforced Policy Optimization (ARPO), from the paper [Agentic Reinforced Policy
     Optimization](https://huggingface.co/papers/2507.19849).
@@ -165,9 +166,9 @@ class ARPOTrainer(PrefixSharingMixin, GRPOTrainer):
             )
             self.add_callback(self.rollout_log)
         self._console = Console.install(self)
-        self.add_callback(
-            TrainingWarnings(self._metrics["train"], args.dialect if self._has_tools else None, self._sample_row)
-        )
+        dialect = args.dialect if self._has_tools else None
+        self._warnings = TrainingWarnings(self._metrics["train"], dialect, self._sample_row)
+        self.add_callback(self._warnings)
         self._tool_runner = ToolRunner(self._shared_tools, tool_options, tool_cache)
         self._sampler = self._make_sampler(tool_options or {})
 

@@ -35,6 +35,8 @@ TOUCHED: Members = {
         "GRPOTrainer._compute_loss": ("self", "model", "inputs"),
         "GRPOTrainer.create_model_card": ("self", "model_name", "dataset_name", "tags"),
         "GRPOTrainer._prepare_inputs": ("self", "generation_batch"),
+        "GRPOTrainer._save_checkpoint": ("self", "model", "trial"),
+        "GRPOTrainer._get_train_sampler": ("self", "dataset"),
         "GRPOTrainer._get_per_token_logps_and_entropies": (
             *("self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"),
             *("compute_aux_loss", "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask"),
@@ -48,6 +50,12 @@ TOUCHED: Members = {
             *("trust_remote_code", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
             *("max_completion_length", "logprobs", "generation_kwargs"),
         ),
+    },
+    "transformers": {
+        "Trainer._save_rng_state": ("self", "output_dir"),
+        "Trainer._load_rng_state": ("self", "checkpoint"),
+        "Trainer._push_from_checkpoint": ("self", "checkpoint_folder"),
+        "Trainer._get_output_dir": ("self", "trial"),
     },
     "trl.generation.vllm_generation": {
         "VLLMGeneration._init_vllm": ("self",),

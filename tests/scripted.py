@@ -50,6 +50,7 @@ class ScriptedEngine:
     def __init__(self, model, max_model_len: int = 10_000, fails: Callable[[Request], bool] = lambda request: False):
         self.model, self.max_model_len, self.fails = model, max_model_len, fails
         self.stop_token_ids = frozenset({STOP, CALL, DOUBLE_CALL, BROKEN_CALL})
+        self.generator = None
         self.requests: dict[str, Request] = {}
         self.busy_s, self.prompt_tokens, self.cached_tokens, self.steps = 0.0, 0, 0, 0
         self._live: dict[str, _Live] = {}

@@ -12,7 +12,7 @@ from arpo_trl import ARPOConfig, ARPOTrainer
 from tests.small_models import WORDS, count_words, search
 
 
-def make_trainer(model_dir: str, output_dir: str, options: dict, more_rewards=(), **arguments) -> ARPOTrainer:
+def make_trainer(model_dir: str, output_dir: str, options: dict, more_rewards=(), num_prompts=64, **arguments) -> ARPOTrainer:
     defaults = {
         "num_generations": 8,
         "per_device_train_batch_size": 16,
@@ -33,7 +33,7 @@ def make_trainer(model_dir: str, output_dir: str, options: dict, more_rewards=()
         "loss_type": "dapo",
         "disable_tqdm": True,
     }
-    prompts = [f"{first} {second}" for first in WORDS for second in WORDS]
+    prompts = [f"{first} {second}" for first in WORDS for second in WORDS][:num_prompts]
     rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in prompts]
     return ARPOTrainer(
         model_dir,

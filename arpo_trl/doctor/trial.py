@@ -32,6 +32,7 @@ def lookup(query: str) -> str:
 class _ScriptedEngine:
     """Continues a prompt without the tool's result with a call, one with it with an answer."""
 
+    generator = None
     busy_s, prompt_tokens, cached_tokens, max_model_len = 0.0, 0, 0, 2**20
 
     def __init__(

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 # What only resuming a run needs, and what is nobody else's business.
 NOT_PUSHED = (
     *("checkpoint-*", "rollouts/*", "completions/*", "runs/*", "_*", "optimizer*", "scheduler*", "rng_state*"),
-    *("scaler*", "trainer_state.json", "training_args.bin", ".gitignore"),
+    *("scaler*", "trainer_state.json", "training_args.bin", ".gitignore", "rollouts_*.pt", "manifest.json"),
 )
 
 

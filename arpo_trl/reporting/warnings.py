@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
 
@@ -53,6 +53,20 @@ class TrainingWarnings(TrainerCallback):
         self._in_a_row: dict[str, int] = {}
         self._steps = 0
         self._called = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run has to know: which warnings were given, and what has been wrong for how long."""
+        return {
+            "given": sorted(self._given),
+            "in_a_row": self._in_a_row,
+            "steps": self._steps,
+            "called": self._called,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a [`state_dict`]."""
+        self._given, self._in_a_row = set(state["given"]), state["in_a_row"]
+        self._steps, self._called = state["steps"], state["called"]
 
     def on_step_end(self, args, state, control, **kwargs):
         latest = {name: values[-1] for name, values in self._metrics.items() if values}

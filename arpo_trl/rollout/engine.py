@@ -6,7 +6,11 @@ distribution it was sampled from.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ class Engine(Protocol):
             The longest sequence, prompt and sampled tokens together, in tokens.
         stop_token_ids (`frozenset[int]`):
             Tokens that end a request with `"stop"`.
+        generator (`torch.Generator`, *optional*):
+            What requests without a seed draw from; `None` where that is a global generator, or before the first draw.
         busy_s (`float`):
             Seconds spent inside the engine's own step since [`begin`].
         prompt_tokens, cached_tokens (`int`):
@@ -83,6 +89,7 @@ class Engine(Protocol):
 
     max_model_len: int
     stop_token_ids: frozenset[int]
+    generator: "torch.Generator | None"
     busy_s: float
     prompt_tokens: int
     cached_tokens: int

@@ -160,7 +160,7 @@ class TransformersEngine:
         if min_p:
             self._truncate.append(MinPLogitsWarper(min_p))
         self._seed = seed
-        self._generator: torch.Generator | None = None
+        self.generator: torch.Generator | None = None
         self._model: PreTrainedModel | None = None
         self._exit = ExitStack()
         self._waiting: deque[Request] = deque()
@@ -185,8 +185,8 @@ class TransformersEngine:
             raise ValueError("Models with recurrent layers cannot drop rows from their cache: set `use_vllm=True`.")
         self._plain_cache = all(type(layer) is DynamicLayer for layer in layers)
         self._model = model
-        if self._generator is None:
-            self._generator = torch.Generator(model.device).manual_seed(self._seed)
+        if self.generator is None:
+            self.generator = torch.Generator(model.device).manual_seed(self._seed)
         self._used_ids.clear()
         self.busy_s = 0.0
         self.prompt_tokens = 0
@@ -272,7 +272,7 @@ class TransformersEngine:
         self._cohorts.append(_Cohort(rows, torch.cat(ids).to(device), torch.tensor(mask, device=device), cache))
 
     def _request_generator(self, seed: int | None, device: torch.device) -> torch.Generator:
-        return self._generator if seed is None else torch.Generator(device).manual_seed(seed)
+        return self.generator if seed is None else torch.Generator(device).manual_seed(seed)
 
     def _step(self, cohort: _Cohort) -> list[Event]:
         new = cohort.ids.shape[1] - cohort.cache.get_seq_length()

@@ -90,6 +90,7 @@ class ServerEngine:
         self.stop_token_ids = frozenset(stop_token_ids)
         self.max_model_len = max_model_len
         self.temperature = temperature
+        self.generator = None
         self.busy_s = 0.0
         self.prompt_tokens = self.cached_tokens = 0
         self._url = base_url.rstrip("/") + "/completions"

@@ -190,6 +190,7 @@ class VLLMEngine:
         self._recorder = find_recorder(llm)
         chunked_prefill = self._engine.vllm_config.scheduler_config.enable_chunked_prefill
         self._seeds_allowed = not (current_platform.is_cpu() and chunked_prefill)
+        self.generator = None  # vLLM draws from the global ones
         self._live: dict[str, _Live] = {}
         self._cancelled: list[Event] = []
         self._used_ids: set[str] = set()
