@@ -286,4 +286,3 @@ class CheckpointMixin:
             self._metrics[mode].update(metrics)
         self._tr_loss = state["loss"]
         self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged_step"]
-

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import TrainerCallback, modeling_utils
 
 from arpo_trl import checkpoints
 from tests import small_models
@@ -32,12 +32,12 @@ TIMES = re.compile(r"(_s|time|runtime|per_second|flos)$")
 
 
 def make(model_dir, output_dir, options, **arguments):
-    """Two updates on each rollout, a checkpoint after each, two epochs and a half; a log after every other update."""
+    """Two updates on each rollout, a checkpoint after each, two epochs; a log after every other update."""
     options = dict(options)
     defaults = {
         "deterministic_rollouts": True,
         "num_iterations": 2,
-        "max_steps": 10,
+        "max_steps": 8,
         "logging_steps": 2,
         "save_strategy": "steps",
         "save_steps": 1,
@@ -67,7 +67,13 @@ class Killer(TrainerCallback):
     def __init__(self, during: str, step: int, rank: int = 0):
         self.during, self.step, self.now = during, step, 0
         self.active = int(os.environ.get("RANK", 0)) == rank
-        save, replace, rmtree = torch.save, Path.replace, shutil.rmtree
+        save, replace, rmtree, save_file = torch.save, Path.replace, shutil.rmtree, modeling_utils.safe_save_file
+
+        def save_half_model(tensors, path, *args, **kwargs):
+            save_file(tensors, path, *args, **kwargs)
+            if self.in_checkpoint(path):
+                os.truncate(path, os.path.getsize(path) // 2)
+                kill()
 
         def save_half(obj, f, *args, **kwargs):
             save(obj, f, *args, **kwargs)
@@ -86,6 +92,7 @@ class Killer(TrainerCallback):
                 kill()
             return rmtree(path, *args, **kwargs)
 
+        modeling_utils.safe_save_file = save_half_model
         torch.save, Path.replace, checkpoints.shutil.rmtree = save_half, replace_never, delete_one_file
 
     def in_checkpoint(self, path) -> bool:

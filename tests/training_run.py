@@ -12,7 +12,9 @@ from arpo_trl import ARPOConfig, ARPOTrainer
 from tests.small_models import WORDS, count_words, search
 
 
-def make_trainer(model_dir: str, output_dir: str, options: dict, more_rewards=(), num_prompts=64, **arguments) -> ARPOTrainer:
+def make_trainer(
+    model_dir: str, output_dir: str, options: dict, more_rewards=(), num_prompts=64, **arguments
+) -> ARPOTrainer:
     defaults = {
         "num_generations": 8,
         "per_device_train_batch_size": 16,
