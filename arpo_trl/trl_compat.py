@@ -60,6 +60,7 @@ TOUCHED: Members = {
     "trl.generation.vllm_generation": {
         "VLLMGeneration._init_vllm": ("self",),
         "VLLMGeneration._iter_named_params": ("self",),
+        "VLLMGeneration._fix_param_name_to_vllm": ("self", "name", "extra_prefixes"),
         "VLLMGeneration.sync_weights": ("self",),
     },
     "trl.chat_template_utils": {

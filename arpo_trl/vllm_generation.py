@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
+from torch.distributed.tensor import DTensor
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl.trainer.utils import ensure_master_addr_port
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
+from .adapters import merged_parameters
 from .rollout.server_engine import ServerEngine, served_model_length, served_models
 from .rollout.vllm_engine import VLLMEngine, build_llm
 
@@ -200,6 +203,16 @@ class ARPOVLLMGeneration(VLLMGeneration):
             raise RuntimeError(
                 "vLLM did not reset its prefix cache after a weight update: requests still hold blocks."
             )
+
+    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        # TRL merges adapters in place, which wears the base weights. DeepSpeed throws its gathered copies away.
+        if not is_peft_model(self.model) or self._dist.is_zero3 or self._dist.fsdp_version == 1:
+            yield from super()._iter_named_params()
+            return
+        for name, values in merged_parameters(self.model):
+            if isinstance(values, DTensor):
+                values = values.to(self.accelerator.device).full_tensor()
+            yield self._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default."]), values
 
     def _reload_weights_on_cpu(self, model_runner: Any) -> None:
         # The CPU backend repacks weights, so that only a full reload fits. It may hold tensors until their layer is

@@ -167,11 +167,15 @@ def test_engine_options_reach_vllm(generation):
     assert config.model_config.enforce_eager
 
 
-@pytest.mark.parametrize("training", ["full", "lora"])
+ADAPTERS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
+
+
+@pytest.mark.parametrize("training", ["full", *ADAPTERS])
 def test_c15_engine_and_trainer_agree_after_a_large_step(generation, tiny_model, tiny_tokenizer, training):
     model = copy.deepcopy(tiny_model)
-    if training == "lora":
-        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")).eval()
+    if training in ADAPTERS:
+        config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", **ADAPTERS[training])
+        model = get_peft_model(model, config).eval()
     generation.model = model
     engine = generation.make_engine([tiny_tokenizer.eos_token_id])
     requests = [Request(str(i), ids, 20, watch=20, seed=i) for i, ids in enumerate(random_prompts([40, 70, 33]))]
@@ -181,6 +185,24 @@ def test_c15_engine_and_trainer_agree_after_a_large_step(generation, tiny_model,
         assert max_errors(model, requests, stale)[0] > 0.1, "the step is too small to show anything"
         generation.sync_weights()
         assert max(max_errors(model, requests, drive(engine, requests))) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_c15_base_weights_stay_the_same_bit_for_bit(generation, tiny_model, adapter, dtype):
+    config = LoraConfig(
+        r=4, target_modules=["embed_tokens", "q_proj", "up_proj"], task_type="CAUSAL_LM", **ADAPTERS[adapter]
+    )
+    model = get_peft_model(copy.deepcopy(tiny_model).to(dtype), config)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters() if "lora_" not in name}
+    generation.model = model
+    for _ in range(10):
+        perturb(model)
+        generation.sync_weights()
+    assert len(before) > 10
+    for name, parameter in model.named_parameters():
+        if "lora_" not in name:
+            assert torch.equal(parameter, before[name]), name
 
 
 def test_c15_merged_embeddings_reach_the_engine_before_they_are_unmerged(generation, tiny_model):
