@@ -1,13 +1,11 @@
 """Adapters: merged for the engine without a trace, loaded to go on training, merged for good."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 if TYPE_CHECKING:
