@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from accelerate.logging import get_logger
+from accelerate.utils import is_peft_model
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -266,6 +267,14 @@ class CheckpointMixin:
         }
 
     # Loading
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        # `Trainer` loads either the adapters in subfolders, TRL's frozen "ref" among them, or the trained one.
+        model = model or self.model
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        if is_peft_model(model) and len(model.peft_config) > 1 and not sharded:
+            model.load_adapter(resume_from_checkpoint, model.active_adapter, is_trainable=True)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # Comes last, right before the first step: what evaluation or the construction of loaders changed is put right.

@@ -105,6 +105,7 @@ def trainer_arguments(
     from transformers import AutoTokenizer
     from trl import get_peft_config, get_quantization_config
 
+    from .adapters import tokenizer_source
     from .checkpoints import find_checkpoint
     from .data.loading import load_prompts
     from .packaged_models import resolve_model
@@ -128,7 +129,9 @@ def trainer_arguments(
 
     model = resolve_model(model_args.model_name_or_path, packaged=script_args.packaged_model)
     tokenizer = AutoTokenizer.from_pretrained(
-        model, revision=model_args.model_revision, trust_remote_code=training_args.trust_remote_code
+        tokenizer_source(model),
+        revision=model_args.model_revision,
+        trust_remote_code=training_args.trust_remote_code,
     )
     prompts = {
         "name": script_args.dataset_config,

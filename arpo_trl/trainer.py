@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
+from .adapters import is_adapter, load_adapter
 from .branching import BranchingOptions
 from .checkpoints import CheckpointMixin
 from .config import ARPOConfig
@@ -84,7 +85,8 @@ class ARPOTrainer(CheckpointMixin, PrefixSharingMixin, GRPOTrainer):
         tool_cache ([`ToolCache`], *optional*):
             Where tools whose options ask for it keep their answers.
         model, reward_funcs, train_dataset, environment_factory, ... :
-            As in [`~trl.GRPOTrainer`].
+            As in [`~trl.GRPOTrainer`]. `model` may also be the folder of an adapter, which is trained further: its own
+            settings hold, whatever `peft_config` says.
 
     Raises:
         ValueError: For arguments that do not go together; the message says what to change.
@@ -122,6 +124,8 @@ class ARPOTrainer(CheckpointMixin, PrefixSharingMixin, GRPOTrainer):
         if args is None:
             args = ARPOConfig()
         self._check_arguments(args, tools, environment_factory, rollout_func)
+        if isinstance(model, str) and is_adapter(model):
+            model = load_adapter(model, args, kwargs)
         tools = list(tools or [])
         replaced = contextlib.nullcontext()
         if args.use_vllm:

@@ -54,6 +54,7 @@ TOUCHED: Members = {
     "transformers": {
         "Trainer._save_rng_state": ("self", "output_dir"),
         "Trainer._load_rng_state": ("self", "checkpoint"),
+        "Trainer._load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
         "Trainer._push_from_checkpoint": ("self", "checkpoint_folder"),
         "Trainer._get_output_dir": ("self", "trial"),
     },
@@ -73,6 +74,7 @@ TOUCHED: Members = {
     "trl.models": {"unwrap_model_for_generation": ()},
     "trl.trainer.utils": {
         "ensure_master_addr_port": ("addr", "port"),
+        "create_model_from_path": ("model_id", "architecture"),
         "get_config_model_id": ("config",),
         "shuffle_sequence_dict": ("seq_dict",),
         "split_tensor_dict": ("tensor_dict", "num_chunks"),

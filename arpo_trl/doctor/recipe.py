@@ -219,6 +219,7 @@ def _check_tools(recipe: _Recipe) -> Iterator[Finding]:
 def _check_model(recipe: _Recipe) -> Iterator[Finding]:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+    from ..adapters import base_of, is_adapter, tokenizer_source
     from ..packaged_models import resolve_model
 
     name, model_args = recipe.model_args.model_name_or_path, recipe.model_args
@@ -227,17 +228,16 @@ def _check_model(recipe: _Recipe) -> Iterator[Finding]:
     recipe.model = resolve_model(name, packaged=recipe.script_args.packaged_model)
     options = {"revision": model_args.model_revision, "trust_remote_code": recipe.args.trust_remote_code}
     try:
-        recipe.config = AutoConfig.from_pretrained(recipe.model, **options)
-        recipe.tokenizer = AutoTokenizer.from_pretrained(recipe.model, **options)
+        base = base_of(recipe.model) if is_adapter(recipe.model) else recipe.model
+        recipe.config = AutoConfig.from_pretrained(base, **options)
+        recipe.tokenizer = AutoTokenizer.from_pretrained(tokenizer_source(recipe.model), **options)
     except OSError as error:
         raise OSError(
             f"The model {name} cannot be loaded: make it, or correct `model_name_or_path`. ({error})"
         ) from None
     stops = recipe.config.get_text_config().eos_token_id
     with contextlib.suppress(OSError):  # not every model has one
-        stops = (
-            GenerationConfig.from_pretrained(recipe.model, revision=model_args.model_revision).eos_token_id or stops
-        )
+        stops = GenerationConfig.from_pretrained(base, revision=model_args.model_revision).eos_token_id or stops
     recipe.stop_token_ids = [stops] if isinstance(stops, int) else list(stops or [])
     yield Finding("model", "ok", f"{name} ({recipe.config.model_type})")
 

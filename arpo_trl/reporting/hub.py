@@ -4,7 +4,8 @@ import tempfile
 from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCard
-from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ..adapters import is_adapter, merge_adapter
 
 
 # What only resuming a run needs, and what is nobody else's business.
@@ -89,22 +90,13 @@ def push_checkpoints(folder: str | Path, repo_id: str, merge: bool = False, priv
 
 
 def _is_model(folder: Path) -> bool:
-    return _is_adapter(folder) or (folder / "config.json").is_file()
-
-
-def _is_adapter(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file()
+    return is_adapter(folder) or (folder / "config.json").is_file()
 
 
 def _merge(folder: Path, target: Path) -> None:
-    if not _is_adapter(folder):
+    if not is_adapter(folder):
         raise ValueError(f"{folder} holds a whole model, there is nothing to merge; leave `merge` out.")
-    from peft import PeftConfig, PeftModel
-
-    base = PeftConfig.from_pretrained(folder).base_model_name_or_path
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), folder)
-    model.merge_and_unload().save_pretrained(target)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    merge_adapter(folder, target)
     if (folder / "README.md").is_file():
         card = ModelCard.load(folder / "README.md")
         card.data.library_name = "transformers"
