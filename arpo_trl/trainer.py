@@ -34,6 +34,7 @@ from .rollout.environments import Environments, shown_schemas
 from .rollout.sampler import Limits, Prompt, Sampler
 from .rollout.tensor_parallel import TensorParallelRollout
 from .rollout.tree import RolloutTree, Row, Trajectory
+from .rollout.vision import placeholder_ids
 from .tools.cache import ToolCache
 from .tools.calling import tool_name
 from .tools.options import ToolOptions
@@ -261,7 +262,7 @@ class ARPOTrainer(CheckpointMixin, PrefixSharingMixin, GRPOTrainer):
     def _make_engine(self) -> Engine:
         self._tensor_parallel = None
         if self.use_vllm:
-            engine = self.vllm_generation.make_engine(self._dialect.stop_token_ids)
+            engine = self.vllm_generation.make_engine(self._dialect.stop_token_ids, placeholder_ids(self))
             if self.vllm_mode == "server" or self.vllm_tensor_parallel_size == 1:
                 return engine
             self._tensor_parallel = TensorParallelRollout(

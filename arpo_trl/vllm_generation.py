@@ -115,12 +115,16 @@ class ARPOVLLMGeneration(VLLMGeneration):
         self.sleep()
         accelerator.wait_for_everyone()
 
-    def make_engine(self, stop_token_ids: Iterable[int]) -> VLLMEngine | ServerEngine:
+    def make_engine(
+        self, stop_token_ids: Iterable[int], suppressed_ids: Iterable[int] = ()
+    ) -> VLLMEngine | ServerEngine:
         """The streaming engine over this object's `LLM`, which wakes and sleeps with the rollout, or over its server.
 
         Args:
             stop_token_ids (`Iterable[int]`):
                 Tokens that end a turn.
+            suppressed_ids (`Iterable[int]`, *optional*):
+                Tokens that are never sampled. A server, which takes no images, is not told.
         """
         if self.mode == "server":
             return self._make_server_engine(stop_token_ids)
@@ -134,6 +138,7 @@ class ARPOVLLMGeneration(VLLMGeneration):
             repetition_penalty=self.repetition_penalty,
             generation_kwargs=self.generation_kwargs,
             structured_outputs_regex=self.structured_outputs_regex,
+            suppressed_ids=suppressed_ids,
             wake=self.wake,
             sleep=self.sleep,
         )

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -24,6 +25,7 @@ from trl.models import unwrap_model_for_generation
 
 from .engine import Event, Request
 from .entropy import entropy_from_logits
+from .vision import ImageEncoder, placeholder_ids, takes_images
 
 
 @dataclass(slots=True)
@@ -49,18 +51,24 @@ class _Cohort:
             1 on tokens, 0 on padding.
         cache (`DynamicCache`):
             Keys and values of all but the last token.
+        offsets (`torch.Tensor` of shape `(num_rows, 1)`):
+            Position of a sampled token less the number of tokens before it: not 0 behind images.
+        images (`list`):
+            Of all rows, until they have gone through the model.
     """
 
     rows: list[_Row]
     ids: torch.Tensor
     mask: torch.Tensor
     cache: DynamicCache = field(repr=False)
+    offsets: torch.Tensor = field(repr=False)
+    images: list[Any] = field(default_factory=list)
 
     def keep(self, indices: list[int]) -> None:
         """Drops all rows but `indices`."""
         index = torch.tensor(indices, device=self.ids.device)
         self.rows = [self.rows[i] for i in indices]
-        self.ids, self.mask = self.ids[index], self.mask[index]
+        self.ids, self.mask, self.offsets = self.ids[index], self.mask[index], self.offsets[index]
         self.cache.batch_select_indices(index)
 
     def absorb(self, other: "_Cohort") -> None:
@@ -69,6 +77,7 @@ class _Cohort:
         parts = [(part, length - part.ids.shape[1]) for part in (self, other)]
         self.ids = torch.cat([_pad_ids(part.ids, pad) for part, pad in parts])
         self.mask = torch.cat([F.pad(part.mask, (pad, 0)) for part, pad in parts])
+        self.offsets = torch.cat([self.offsets, other.offsets])
         for layer, incoming in zip(self.cache.layers, other.cache.layers, strict=True):
             pads = [pad for _, pad in parts]
             for name in ("keys", "values"):
@@ -117,6 +126,11 @@ class TransformersEngine:
             Most requests in the model at a time; the others wait.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the generator that serves requests without one of their own.
+        image_encoder ([`ImageEncoder`], *optional*):
+            Lets requests bring images.
+        suppressed_ids (`Iterable[int]`, *optional*):
+            Tokens that are never sampled, such as placeholders of images, which stand for nothing unless an image
+            comes with them.
 
     Raises:
         `ValueError`: if `generation_kwargs` are given.
@@ -135,6 +149,8 @@ class TransformersEngine:
         generation_kwargs: dict[str, Any] | None = None,
         max_num_seqs: int = 256,
         seed: int = 0,
+        image_encoder: ImageEncoder | None = None,
+        suppressed_ids: Iterable[int] = (),
     ):
         if generation_kwargs:
             raise ValueError(
@@ -152,7 +168,10 @@ class TransformersEngine:
             self._shape.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))
         if temperature not in (0.0, 1.0):
             self._shape.append(TemperatureLogitsWarper(temperature))
+        self._image_encoder = image_encoder
         self._truncate = LogitsProcessorList()
+        if suppressed_ids := list(suppressed_ids):
+            self._truncate.append(SuppressTokensLogitsProcessor(suppressed_ids))
         if top_k:
             self._truncate.append(TopKLogitsWarper(top_k))
         if top_p is not None and top_p < 1.0:
@@ -212,8 +231,10 @@ class TransformersEngine:
             )
         if request.watch and self.temperature == 0:
             raise ValueError("Entropies cannot be watched at temperature 0: set `temperature` above 0.")
-        if request.images:
-            raise ValueError("Images need the vLLM engine: set `use_vllm=True`.")
+        if request.images and self._image_encoder is None:
+            raise ValueError(
+                "Without vLLM, images need a model of the Qwen-VL line and its processor: set `use_vllm=True`."
+            )
         self._used_ids.add(request.id)
         self._live_ids.add(request.id)
         self._waiting.append(request)
@@ -269,21 +290,30 @@ class TransformersEngine:
         mask = [[0] * (length - len(request.prompt_ids)) + [1] * len(request.prompt_ids) for request in admitted]
         rows = [_Row(request, self._request_generator(request.seed, device)) for request in admitted]
         cache = DynamicCache(config=self._model.config)
-        self._cohorts.append(_Cohort(rows, torch.cat(ids).to(device), torch.tensor(mask, device=device), cache))
+        offsets = torch.zeros(len(rows), 1, dtype=torch.long, device=device)
+        images = [image for request in admitted for image in request.images or ()]
+        self._cohorts.append(
+            _Cohort(rows, torch.cat(ids).to(device), torch.tensor(mask, device=device), cache, offsets, images)
+        )
 
     def _request_generator(self, seed: int | None, device: torch.device) -> torch.Generator:
         return self.generator if seed is None else torch.Generator(device).manual_seed(seed)
 
     def _step(self, cohort: _Cohort) -> list[Event]:
         new = cohort.ids.shape[1] - cohort.cache.get_seq_length()
-        positions = (cohort.mask.cumsum(dim=1) - 1).clamp(min=0)
+        if cohort.images:
+            inputs, cohort.offsets = self._image_encoder.encode(self._model, cohort.ids, cohort.mask, cohort.images)
+            cohort.images = []
+        else:
+            positions = (cohort.mask.cumsum(dim=1) - 1).clamp(min=0) + cohort.offsets
+            inputs = {"position_ids": positions[:, -new:]}
         logits = self._model(
             input_ids=cohort.ids[:, -new:],
             attention_mask=cohort.mask,
-            position_ids=positions[:, -new:],
             past_key_values=cohort.cache,
             use_cache=True,
             logits_to_keep=1,
+            **inputs,
         ).logits[:, -1]
         shaped = self._shape(cohort.ids, logits.float())
         entropies = self._entropies(cohort, shaped)
@@ -339,6 +369,9 @@ def engine_for_trainer(trainer: GRPOTrainer, stop_token_ids: Iterable[int]) -> T
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         )
 
+    encoder = None
+    if trainer._image_pad_token_id is not None and takes_images(trainer.model):
+        encoder = ImageEncoder(trainer.processing_class, trainer._image_pad_token_id)
     return TransformersEngine(
         model_context,
         stop_token_ids,
@@ -350,4 +383,6 @@ def engine_for_trainer(trainer: GRPOTrainer, stop_token_ids: Iterable[int]) -> T
         repetition_penalty=trainer.repetition_penalty,
         generation_kwargs=trainer.args.generation_kwargs,
         seed=trainer.args.seed + trainer.accelerator.process_index,
+        image_encoder=encoder,
+        suppressed_ids=placeholder_ids(trainer),
     )

@@ -135,6 +135,9 @@ class VLLMEngine:
             Further arguments of `vllm.SamplingParams`, none of those that the engine or a request sets itself.
         structured_outputs_regex (`str`, *optional*):
             Completions match it. Wins over `generation_kwargs["structured_outputs"]`.
+        suppressed_ids (`Iterable[int]`, *optional*):
+            Tokens that are never sampled, such as placeholders of images, which stand for nothing unless an image
+            comes with them.
         wake, sleep (`Callable[[], None]`, *optional*):
             Called by [`begin`] and [`end`]: makes the engine's memory and weights ready, and gives them back.
 
@@ -153,6 +156,7 @@ class VLLMEngine:
         repetition_penalty: float = 1.0,
         generation_kwargs: dict[str, Any] | None = None,
         structured_outputs_regex: str | None = None,
+        suppressed_ids: Iterable[int] = (),
         wake: Callable[[], None] | None = None,
         sleep: Callable[[], None] | None = None,
     ):
@@ -183,6 +187,8 @@ class VLLMEngine:
             "detokenize": False,
             "output_kind": RequestOutputKind.DELTA,
         }
+        if biases := dict.fromkeys(suppressed_ids, -100.0):
+            self._sampling_kwargs["logit_bias"] = biases | (generation_kwargs.get("logit_bias") or {})
         SamplingParams(**self._sampling_kwargs)
         self._wake = wake
         self._sleep = sleep

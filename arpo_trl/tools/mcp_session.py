@@ -157,7 +157,8 @@ class MCPSession:
         if len(self._starts) > self.max_restarts:
             raise InfrastructureError(
                 f"The {self.label} was started {len(self._starts)} times within {RESTART_WINDOW_S:.0f} s and is left "
-                f"alone for now. {self._last_problem}"
+                f"alone for now. {self._last_problem}",
+                retry=False,
             )
         self._starts.append(now)
 

@@ -107,6 +107,14 @@ def test_generation_kwargs_reach_the_sampler(vllm_llm):
         assert all(0 <= entropy <= np.log(3) + 1e-5 for entropy in done.entropies)
 
 
+def test_suppressed_tokens_are_never_sampled(vllm_llm):
+    engine = VLLMEngine(
+        vllm_llm, [], generation_kwargs={"allowed_token_ids": [40, 41], "logit_bias": {40: -1.0}}, suppressed_ids=[41]
+    )
+    requests = [Request(str(i), ids, 10) for i, ids in enumerate(random_prompts([20, 30]))]
+    assert all(set(done.token_ids) == {40} for done in drive(engine, requests).values())
+
+
 def test_an_llm_without_the_probe_is_refused(vllm_llm, monkeypatch):
     processors = vllm_llm.llm_engine.model_executor.driver_worker.model_runner.input_batch.logitsprocs
     monkeypatch.setattr(processors, "argmax_invariant", [])
