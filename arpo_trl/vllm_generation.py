@@ -162,6 +162,7 @@ class ARPOVLLMGeneration(VLLMGeneration):
             min(max_model_len, self.max_model_length or max_model_len),
             temperature=self.temperature,
             top_p=self.top_p,
+            top_logprobs=min(20, self.model.config.get_text_config().vocab_size),  # vLLM's default maximum
             sampling={name: value for name, value in sampling.items() if value is not None},
         )
 

@@ -231,8 +231,7 @@ class ServerEngine:
         async with self._client.stream("POST", self._url, json=body) as response:
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
-                kind = _Overloaded if response.status_code in (429, 502, 503) else httpx.HTTPError
-                raise kind(f"the server answered {response.status_code}: {text[:300]}")
+                raise _refusal(response.status_code)(f"The server answered {response.status_code}: {text[:300]}")
             async for line in response.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
@@ -269,6 +268,13 @@ class ServerEngine:
         reason = choice.get("finish_reason")
         event.finish_reason = reason if reason in (None, "stop") else "length"
         return event
+
+
+def _refusal(status: int) -> type[Exception]:
+    if status in (429, 502, 503):
+        return _Overloaded
+    # What is wrong with a request's form is wrong with all of them.
+    return ServerError if 400 <= status < 500 else httpx.HTTPError
 
 
 def served_models(base_url: str, api_key_env: str = "OPENAI_API_KEY") -> dict[str, int | None]:

@@ -118,6 +118,18 @@ def test_a_server_without_token_ids_is_no_engine_for_training(completion_server)
         drive(make_server_engine(completion_server), Request("a", [4, 5], 10))
 
 
+def test_what_the_server_refuses_for_its_form_is_an_error(completion_server):
+    completion_server.status = 400
+    with pytest.raises(ServerError, match="400: overloaded"):
+        drive(make_server_engine(completion_server), Request("a", [4, 5], 10))
+
+
+def test_a_server_that_is_not_there_is_an_error(completion_server):
+    engine = ServerEngine("http://127.0.0.1:1/v1", "m", [2], 256)
+    with pytest.raises(ServerError, match="cannot be reached"):
+        drive(engine, Request("a", [4, 5], 10))
+
+
 def test_a_rollout_goes_on_after_one_that_failed(completion_server):
     engine = make_server_engine(completion_server)
     completion_server.sends_ids = False

@@ -1,20 +1,14 @@
 """Evaluation through a real `vllm serve` on loopback."""
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
 
-import httpx
 import pytest
-import tenacity
 
 from arpo_trl.evaluation import Benchmark, evaluate
 from arpo_trl.evaluation.config import EvaluationArguments, load_tokenizer, make_generator
 from arpo_trl.tools.registry import resolve_tools
-from tests.small_models import WORDS, save_tagged_model, search
+from tests.small_models import WORDS, search
 
 
 pytestmark = pytest.mark.slow
@@ -22,35 +16,6 @@ pytestmark = pytest.mark.slow
 
 class Words(Benchmark):
     name = "words"
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    model = save_tagged_model(tmp_path_factory.mktemp("served_model"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--max-model-len", "256", "--enforce-eager", "--dtype", "float32"]
-    log = tmp_path_factory.mktemp("log") / "server.log"
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            command, stdout=output, stderr=output, env={**os.environ, "VLLM_NO_USAGE_STATS": "1"}
-        )
-        try:
-            _wait(f"http://127.0.0.1:{port}/health", server, log)
-            yield model, f"http://127.0.0.1:{port}/v1"
-        finally:
-            server.terminate()
-            server.wait(60)
-
-
-@tenacity.retry(
-    retry=tenacity.retry_if_exception_type(httpx.TransportError), wait=tenacity.wait_fixed(1), reraise=True
-)
-def _wait(url, server, log):
-    assert server.poll() is None, log.read_text()[-3000:]
-    httpx.get(url, timeout=5).raise_for_status()
 
 
 def test_the_same_rows_as_the_sampler_makes(served, tmp_path):
