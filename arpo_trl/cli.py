@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """
     Runs a subcommand.
@@ -72,20 +69,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    from .doctor import examine
+    from .doctor import examine, report
 
-    findings = []
-    for finding in examine(args.config, args.algorithm, args.overrides):
-        findings.append(finding)
-        if not args.json:
-            print(f"{MARKS[finding.status]}  {finding.check:<9} {finding.message}", flush=True)
-    problems = sum(finding.status == "problem" for finding in findings)
-    if args.json:
-        entries = [{"check": f.check, "status": f.status, "message": f.message} for f in findings]
-        print(json.dumps({"ok": not problems, "findings": entries}, indent=2, ensure_ascii=False))
-    else:
-        warnings = sum(finding.status == "warning" for finding in findings)
-        print(f"{problems} problems, {warnings} warnings")
+    findings = examine(args.config, args.algorithm, args.overrides)
+    if not args.json:
+        return int(report(findings) > 0)
+    entries = [{"check": f.check, "status": f.status, "message": f.message} for f in findings]
+    problems = sum(entry["status"] == "problem" for entry in entries)
+    print(json.dumps({"ok": not problems, "findings": entries}, indent=2, ensure_ascii=False))
     return int(problems > 0)
 
 

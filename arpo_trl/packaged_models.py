@@ -57,6 +57,7 @@ def resolve_model(name: str, packaged: bool = False, folder: str = "runs/models"
 
 
 def _on_hub(name: str) -> bool:
+    import httpx
     from huggingface_hub import file_exists, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -64,7 +65,7 @@ def _on_hub(name: str) -> bool:
         return True
     try:
         return file_exists(name, "config.json")
-    except (OfflineModeIsEnabled, HfHubHTTPError, OSError):
+    except (OfflineModeIsEnabled, HfHubHTTPError, httpx.TransportError, OSError):
         return False
 
 

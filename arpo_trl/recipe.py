@@ -11,11 +11,39 @@ from typing import Any
 
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, ScriptArguments
 
+from .launch import read_launch
+from .memory_errors import memory_errors
+
+
+logger = logging.getLogger(__name__)
+
 
 @dataclass
-class ARPOScriptArguments(ScriptArguments):
+class RecipeArguments(ScriptArguments):
     """
-    Arguments of the training scripts beside those of the trainer and the model.
+    Arguments of every training script beside those of the trainer and the model.
+
+    Args:
+        accelerate_config (`str`, *optional*):
+            Path of the accelerate config that the recipe is launched with, for `--dry_run` and `arpo-trl doctor`: they
+            take the number of processes and what these share from it. If `None`, one process.
+        dry_run (`bool`, *optional*, defaults to `False`):
+            Check everything that can be checked without loading weights, say what would be trained, and exit. Needs no
+            GPU.
+    """
+
+    accelerate_config: str | None = field(
+        default=None, metadata={"help": "Accelerate config the recipe is launched with, for --dry_run and the doctor."}
+    )
+    dry_run: bool = field(
+        default=False, metadata={"help": "Check the recipe without loading weights, say what would run, and exit."}
+    )
+
+
+@dataclass
+class ARPOScriptArguments(RecipeArguments):
+    """
+    Arguments of the reinforcement learning scripts beside those of the trainer and the model.
 
     Args:
         eval_dataset_name (`str`, *optional*):
@@ -83,6 +111,33 @@ class ARPOScriptArguments(ScriptArguments):
             self.reward_kwargs = json.loads(self.reward_kwargs)
 
 
+def train(
+    trainer_class: type,
+    script_args: ARPOScriptArguments,
+    training_args: GRPOConfig,
+    model_args: ModelConfig,
+    dataset_args: DatasetMixtureConfig,
+) -> None:
+    """Trains as a recipe says, saves the model, and pushes it where asked to; a dry run only checks the recipe.
+
+    Args:
+        trainer_class (`type`):
+            [`ARPOTrainer`] or a subclass.
+    """
+    if script_args.dry_run:
+        from .doctor.dry_run import dry_run
+
+        algorithm = trainer_class._name if training_args.branching else "GRPO"
+        sys.exit(dry_run(algorithm, script_args, training_args, model_args, dataset_args))
+    with one_sentence_errors(), memory_errors(training_args, model_args):
+        trainer = trainer_class(
+            **trainer_arguments(script_args, training_args, model_args, dataset_args, dialect=training_args.dialect)
+        )
+    with memory_errors(training_args, model_args):
+        trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    finish(trainer, script_args, training_args)
+
+
 def trainer_arguments(
     script_args: ARPOScriptArguments,
     training_args: GRPOConfig,
@@ -116,6 +171,7 @@ def trainer_arguments(
 
     if training_args.process_index == 0:
         log_to_console()
+        warn_of_other_launch(script_args, training_args)
     training_args.resume_from_checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args)
     sys.path.insert(0, os.getcwd())  # dotted paths into the user's own folder
     reward_funcs = resolve_rewards(script_args.reward_funcs, script_args.reward_kwargs)
@@ -175,6 +231,19 @@ def trainer_arguments(
         "quantization_config": get_quantization_config(model_args),
         "peft_config": get_peft_config(model_args),
     }
+
+
+def warn_of_other_launch(script_args: RecipeArguments, training_args: GRPOConfig) -> None:
+    """Says so where a recipe runs with another number of processes than it is for, and so with other batches."""
+    meant, there = read_launch(script_args.accelerate_config).num_processes, training_args.world_size
+    if script_args.accelerate_config is not None and meant != there:
+        logger.warning(
+            "The recipe is for %d processes and was launched with %d: its batches are %g times as large. Change "
+            "gradient_accumulation_steps and steps_per_generation to keep them.",
+            meant,
+            there,
+            there / meant,
+        )
 
 
 def log_to_console() -> None:

@@ -8,25 +8,21 @@ One process:
 Several:
 
     accelerate launch --config_file recipes/accelerate_configs/fsdp2.yaml scripts/arpo.py \\
-        --config recipes/Qwen2.5-7B/arpo/config_full.yaml
+        --config recipes/Qwen2.5-7B-Instruct/arpo/config_full.yaml
 
 Every key of a recipe is an option, and an option on the command line wins: to train on prompts of your own, add
 `--dataset_name my_questions.parquet` (or a JSONL file, a folder, a name on the Hub) with columns `prompt` or `question`
 and `answer`.
 """
 
-from arpo_trl.recipe import ARPOScriptArguments, finish, one_sentence_errors, trainer_arguments
+from arpo_trl.launch import parse_recipe
+from arpo_trl.recipe import ARPOScriptArguments, one_sentence_errors, train
 
 
 def main(script_args, training_args, model_args, dataset_args):
     from arpo_trl import ARPOTrainer
 
-    with one_sentence_errors():
-        trainer = ARPOTrainer(
-            **trainer_arguments(script_args, training_args, model_args, dataset_args, dialect=training_args.dialect)
-        )
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    finish(trainer, script_args, training_args)
+    train(ARPOTrainer, script_args, training_args, model_args, dataset_args)
 
 
 def make_parser(prog: str | None = None):
@@ -41,5 +37,5 @@ def make_parser(prog: str | None = None):
 
 if __name__ == "__main__":
     with one_sentence_errors():
-        arguments = make_parser().parse_args_and_config()
+        arguments = parse_recipe(make_parser())
     main(*arguments)

@@ -5,19 +5,15 @@ of a prompt are independent, and every `loss_type` of TRL can be chosen. It is t
     python scripts/grpo.py --config recipes/cpu/grpo.yaml
 """
 
-from arpo_trl.recipe import ARPOScriptArguments, finish, one_sentence_errors, trainer_arguments
+from arpo_trl.launch import parse_recipe
+from arpo_trl.recipe import ARPOScriptArguments, one_sentence_errors, train
 
 
 def main(script_args, training_args, model_args, dataset_args):
     from arpo_trl import ARPOTrainer
 
-    with one_sentence_errors():
-        training_args.branching = False
-        trainer = ARPOTrainer(
-            **trainer_arguments(script_args, training_args, model_args, dataset_args, dialect=training_args.dialect)
-        )
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    finish(trainer, script_args, training_args)
+    training_args.branching = False
+    train(ARPOTrainer, script_args, training_args, model_args, dataset_args)
 
 
 def make_parser(prog: str | None = None):
@@ -32,5 +28,5 @@ def make_parser(prog: str | None = None):
 
 if __name__ == "__main__":
     with one_sentence_errors():
-        arguments = make_parser().parse_args_and_config()
+        arguments = parse_recipe(make_parser())
     main(*arguments)

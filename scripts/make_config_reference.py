@@ -19,6 +19,7 @@ from typing import Any
 
 # Title, introduction, module and class of each section.
 SECTIONS = (
+    ("Every training script", "Valid for `scripts/sft.py`, too.", "arpo_trl.recipe", "RecipeArguments"),
     (
         "Model, data, rewards and tools",
         "And everything in TRL's `ModelConfig`, `ScriptArguments` and `DatasetMixtureConfig`.",

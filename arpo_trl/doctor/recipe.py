@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..launch import WITHOUT_GPU, Launch, arguments_of, look_ahead
 from .examination import Finding, guarded, installed_version
+from .resources import check_memory, check_sizes
 
 
 if TYPE_CHECKING:
@@ -24,13 +26,14 @@ MADE_UP = {"string": "1+1", "integer": 1, "number": 1.0, "boolean": True, "array
 
 
 @dataclass
-class _Recipe:
+class Recipe:
     """What is known of a recipe so far; each check adds its part."""
 
     script_args: Any
     args: Any
     model_args: Any
     dataset_args: Any
+    launch: Launch = field(default_factory=Launch)
     tools: "ToolSet | None" = None
     environment_factory: Any = None
     environment_tools: list[Any] = field(default_factory=list)
@@ -39,6 +42,7 @@ class _Recipe:
     config: "PretrainedConfig | None" = None
     stop_token_ids: list[int] = field(default_factory=list)
     longest_prompt: int | None = None
+    num_prompts: int | None = None
 
     @property
     def shown_tools(self) -> list[Any]:
@@ -48,14 +52,15 @@ class _Recipe:
 
 def examine_recipe(path: str, algorithm: str | None, overrides: list[str]) -> Iterator[Finding]:
     """Checks that need one another's results are left out where those failed; see [`examine`]."""
-    recipe = None
     for finding in guarded("recipe", _read, path, algorithm, overrides):
-        if isinstance(finding, _Recipe):
-            recipe = finding
+        if isinstance(finding, Recipe):
+            yield from examine_arguments(finding)
         else:
             yield finding
-    if recipe is None:
-        return
+
+
+def examine_arguments(recipe: Recipe) -> Iterator[Finding]:
+    """Checks of a recipe that has been parsed."""
     sys.path.insert(0, os.getcwd())  # dotted paths into the user's own folder, as the scripts do
     yield from guarded("packages", _check_packages, recipe)
     yield from guarded("accounts", _check_accounts, recipe)
@@ -66,39 +71,47 @@ def examine_recipe(path: str, algorithm: str | None, overrides: list[str]) -> It
         yield from guarded("dialect", _check_dialect, recipe)
         yield from guarded("rollout", _check_rollout, recipe)
     yield from guarded("data", _check_data, recipe)
-    yield from guarded("sizes", _check_sizes, recipe)
+    yield from guarded("sizes", check_sizes, recipe)
     if recipe.config is not None:
-        yield from guarded("memory", _check_memory, recipe)
+        yield from guarded("memory", check_memory, recipe)
     if recipe.tools is not None:
         recipe.tools.close()
+
+
+def algorithm_of(path: str) -> str:
+    """The algorithm that a recipe's path names, its last parts first; else ARPO."""
+    parts = [part.lower() for part in reversed(Path(path).parts)]
+    return next((name for part in parts for name in ALGORITHMS if name in part), "arpo")
 
 
 def _read(path: str, algorithm: str | None, overrides: list[str]) -> Iterator[Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no recipe {path}; give the path of a YAML file.")
-    algorithm = algorithm or next((name for name in ALGORITHMS if name in Path(path).as_posix().lower()), "arpo")
+    algorithm = algorithm or algorithm_of(path)
     try:
         recipe = _parse(path, algorithm, overrides)
     except ValueError as error:
         if "bf16" not in str(error) and "tf32" not in str(error):
             raise
         # What the recipe says beside that can be looked at all the same.
-        recipe = _parse(path, algorithm, [*overrides, "--bf16", "false", "--tf32", "false", "--use_cpu", "true"])
+        recipe = _parse(path, algorithm, [*overrides, *WITHOUT_GPU])
         yield Finding(
             "recipe",
             "problem",
             f"{path} is for a GPU with bf16, and there is none: run it on such a machine, or set bf16: false and "
             "use_cpu: true.",
         )
+    yield describe(recipe, algorithm)
     yield recipe
-    args = recipe.args
-    kind = algorithm.upper()
-    yield Finding(
-        "recipe", "ok", f"{kind}, dialect '{args.dialect}', " + ("vLLM" if args.use_vllm else "transformers")
-    )
 
 
-def _parse(path: str, algorithm: str, overrides: list[str]) -> _Recipe:
+def describe(recipe: Recipe, algorithm: str) -> Finding:
+    """What kind of training a recipe is."""
+    engine = "vLLM" if recipe.args.use_vllm else "transformers"
+    return Finding("recipe", "ok", f"{algorithm.upper()}, dialect '{recipe.args.dialect}', {engine}")
+
+
+def _parse(path: str, algorithm: str, overrides: list[str]) -> Recipe:
     from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
     from .. import AEPOConfig, ARPOConfig
@@ -106,10 +119,12 @@ def _parse(path: str, algorithm: str, overrides: list[str]) -> _Recipe:
 
     config_class = AEPOConfig if algorithm == "aepo" else ARPOConfig
     parser = TrlParser((ARPOScriptArguments, config_class, ModelConfig, DatasetMixtureConfig))
+    arguments = ["--config", path, *overrides]
+    _, launch = look_ahead(arguments)
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            recipe = _Recipe(*parser.parse_args_and_config(["--config", path, *overrides]))
+        with contextlib.redirect_stderr(said), arguments_of(launch):
+            recipe = Recipe(*parser.parse_args_and_config(arguments), launch)
     except SystemExit:  # argparse has written what is wrong, and how it is used
         raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
     if algorithm == "grpo":
@@ -117,14 +132,15 @@ def _parse(path: str, algorithm: str, overrides: list[str]) -> _Recipe:
     return recipe
 
 
-def _check_packages(recipe: _Recipe) -> Iterator[Finding]:
+def _check_packages(recipe: Recipe) -> Iterator[Finding]:
     wanted = {
         "vllm": recipe.args.use_vllm,
         "peft": recipe.model_args.use_peft,
-        "bitsandbytes": recipe.model_args.load_in_4bit or recipe.model_args.load_in_8bit,
+        "bitsandbytes": needs_bitsandbytes(recipe.args, recipe.model_args),
         "wandb": "wandb" in recipe.args.report_to,
         "trackio": "trackio" in recipe.args.report_to,
         "tensorboard": "tensorboard" in recipe.args.report_to,
+        "deepspeed": recipe.launch.sharding.startswith("zero"),
         "flash-attn": recipe.model_args.attn_implementation == "flash_attention_2",
     }
     extras = {"vllm": "vllm", "peft": "peft", "wandb": "wandb", "trackio": "reporting", "tensorboard": "reporting"}
@@ -136,7 +152,14 @@ def _check_packages(recipe: _Recipe) -> Iterator[Finding]:
         yield Finding("packages", "ok", "all that the recipe needs are installed")
 
 
-def _check_accounts(recipe: _Recipe) -> Iterator[Finding]:
+def needs_bitsandbytes(args: Any, model_args: Any) -> bool:
+    """Whether for weights or for the optimizer."""
+    optimizer = str(args.optim).lower()
+    by_optimizer = "torch" not in optimizer and any(part in optimizer for part in ("8bit", "bnb", "paged"))
+    return model_args.load_in_4bit or model_args.load_in_8bit or by_optimizer
+
+
+def _check_accounts(recipe: Recipe) -> Iterator[Finding]:
     args = recipe.args
     if args.push_to_hub:
         from huggingface_hub import get_token
@@ -159,7 +182,7 @@ def _check_accounts(recipe: _Recipe) -> Iterator[Finding]:
             )
 
 
-def _check_rewards(recipe: _Recipe) -> Iterator[Finding]:
+def _check_rewards(recipe: Recipe) -> Iterator[Finding]:
     from ..rewards.registry import resolve_rewards
 
     rewards = resolve_rewards(recipe.script_args.reward_funcs, recipe.script_args.reward_kwargs)
@@ -167,7 +190,7 @@ def _check_rewards(recipe: _Recipe) -> Iterator[Finding]:
     yield Finding("rewards", "ok", ", ".join(names))
 
 
-def _check_tools(recipe: _Recipe) -> Iterator[Finding]:
+def _check_tools(recipe: Recipe) -> Iterator[Finding]:
     """A real call to each tool: the recipe's, else one with made-up arguments, which may fail without consequence."""
     from ..rollout.environments import factory_tools
     from ..tools.calling import tool_name, tool_schema
@@ -216,7 +239,7 @@ def _check_tools(recipe: _Recipe) -> Iterator[Finding]:
             yield Finding("tools", "problem", f"{how} failed ({result.failure}): {said}. Check what stands behind it.")
 
 
-def _check_model(recipe: _Recipe) -> Iterator[Finding]:
+def _check_model(recipe: Recipe) -> Iterator[Finding]:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     from ..adapters import base_of, is_adapter, tokenizer_source
@@ -242,7 +265,7 @@ def _check_model(recipe: _Recipe) -> Iterator[Finding]:
     yield Finding("model", "ok", f"{name} ({recipe.config.model_type})")
 
 
-def _check_dialect(recipe: _Recipe) -> Iterator[Finding]:
+def _check_dialect(recipe: Recipe) -> Iterator[Finding]:
     from trl.chat_template_utils import is_chat_template_prefix_preserving
 
     from ..rollout.dialect import make_dialect
@@ -260,7 +283,7 @@ def _check_dialect(recipe: _Recipe) -> Iterator[Finding]:
         )
 
 
-def _check_rollout(recipe: _Recipe) -> Iterator[Finding]:
+def _check_rollout(recipe: Recipe) -> Iterator[Finding]:
     from .trial import trial_rollout
 
     tree = trial_rollout(recipe.tokenizer, recipe.args.dialect, recipe.stop_token_ids)
@@ -272,7 +295,7 @@ def _check_rollout(recipe: _Recipe) -> Iterator[Finding]:
     )
 
 
-def _check_data(recipe: _Recipe) -> Iterator[Finding]:
+def _check_data(recipe: Recipe) -> Iterator[Finding]:
     from ..data.loading import load_prompts, render_prompts
     from ..rollout.environments import rehearse
 
@@ -294,6 +317,7 @@ def _check_data(recipe: _Recipe) -> Iterator[Finding]:
         limit=script_args.max_train_samples,
         num_examples=0,
     )
+    recipe.num_prompts = len(prompts)
     message = f"{len(prompts)} prompts"
     if recipe.tokenizer is not None and recipe.tokenizer.chat_template is not None:
         texts = render_prompts(prompts, recipe.tokenizer, tools if recipe.args.dialect == "native" else ())
@@ -310,78 +334,3 @@ def _check_data(recipe: _Recipe) -> Iterator[Finding]:
             f"{unanswered} of {len(prompts)} prompts have no accepted answer, and rewards that need one leave them "
             "out: give them an `answer`.",
         )
-
-
-def _check_sizes(recipe: _Recipe) -> Iterator[Finding]:
-    args = recipe.args
-    prompts = args.generation_batch_size // args.num_generations
-    roots = f", {args.num_initial_rollouts} of them from the prompt" if args.branching else ""
-    yield Finding(
-        "sizes", "ok", f"a rollout is {prompts} prompts × {args.num_generations} rows{roots}, over all processes"
-    )
-    window = (
-        None if recipe.config is None else getattr(recipe.config.get_text_config(), "max_position_embeddings", None)
-    )
-    if args.use_vllm and args.vllm_max_model_length is not None:
-        window = min(args.vllm_max_model_length, window or args.vllm_max_model_length)
-    prompt = recipe.longest_prompt if recipe.longest_prompt is not None else recipe.script_args.max_prompt_length
-    if window is None or prompt is None:
-        return
-    if prompt >= window:
-        yield Finding(
-            "sizes",
-            "problem",
-            f"The longest prompt has {prompt} tokens and the window {window}: set max_prompt_length below that, or "
-            "raise vllm_max_model_length.",
-        )
-    elif prompt + args.max_completion_length > window:
-        yield Finding(
-            "sizes",
-            "warning",
-            f"The longest prompt ({prompt} tokens) and max_completion_length ({args.max_completion_length}) do not fit "
-            f"the window ({window}): such rows are cut off early. Lower one of them, or raise vllm_max_model_length.",
-        )
-    if args.max_tool_result_length >= args.max_completion_length:
-        yield Finding(
-            "sizes",
-            "warning",
-            f"One tool result may fill a row: set max_tool_result_length ({args.max_tool_result_length}) well below "
-            f"max_completion_length ({args.max_completion_length}).",
-        )
-
-
-def _check_memory(recipe: _Recipe) -> Iterator[Finding]:
-    import torch
-
-    from .memory import GIB, count_parameters, estimate
-
-    parameters = count_parameters(recipe.config)
-    prompt = recipe.longest_prompt or recipe.script_args.max_prompt_length or 0
-    needed = estimate(
-        recipe.config, parameters, recipe.args, recipe.model_args, prompt + recipe.args.max_completion_length
-    )
-    message = f"{parameters / 1e6:,.0f}M parameters; about {needed} in a process without sharding"
-    if not torch.cuda.is_available() or recipe.args.use_cpu:
-        yield Finding("memory", "ok", message)
-        return
-    there = torch.cuda.get_device_properties(0).total_memory / GIB
-    engine = recipe.args.vllm_gpu_memory_utilization * there if recipe.args.use_vllm else 0.0
-    if recipe.args.use_vllm and needed.engine > 0.9 * engine:
-        yield Finding(
-            "memory",
-            "problem",
-            f"vLLM gets {engine:.1f} GiB of the GPU and its weights take {needed.engine:.1f}: raise "
-            "vllm_gpu_memory_utilization or vllm_tensor_parallel_size.",
-        )
-    asleep = recipe.args.vllm_enable_sleep_mode
-    left = there if asleep else there - engine
-    update = needed.total - needed.engine
-    if update > left:
-        yield Finding(
-            "memory",
-            "warning",
-            f"{message}; the update needs {update:.0f} GiB and {left:.0f} GiB are left beside vLLM. Shard over "
-            "more GPUs (recipes/accelerate_configs), use LoRA, or set vllm_enable_sleep_mode: true.",
-        )
-    else:
-        yield Finding("memory", "ok", message)

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from arpo_trl.cli import main
 from arpo_trl.doctor import examination, memory
 from arpo_trl.doctor.trial import RESULT, trial_rollout
+from arpo_trl.launch import Launch
 from arpo_trl.tools.contract import InfrastructureError
 
 
@@ -240,14 +241,60 @@ def test_trial_rollout(dialect, tiny_tokenizer):
 def test_memory_estimate(tiny_model_dir, tiny_model, write):
     from arpo_trl.doctor.recipe import _parse
 
-    config = AutoConfig.from_pretrained(tiny_model_dir)
-    parameters = memory.count_parameters(config)
-    assert parameters == sum(parameter.numel() for parameter in tiny_model.parameters())
-    full = _parse(write(prefix_sharing="off", gradient_checkpointing=False, dtype="float32"), "arpo", [])
-    needed = memory.estimate(config, parameters, full.args, full.model_args, row_tokens=100)
-    size = parameters * 4 / 2**30
-    assert (needed.weights, needed.gradients, needed.optimizer) == pytest.approx((size, size, 2 * size))
-    assert needed.logits == pytest.approx(2 * 8 * 100 * 320 * 4 / 2**30) and needed.engine == 0
-    lora = _parse(write(use_peft=True, use_vllm=True, gradient_checkpointing=True), "arpo", [])
-    smaller = memory.estimate(config, parameters, lora.args, lora.model_args, row_tokens=100)
-    assert smaller.activations < needed.activations and smaller.engine == pytest.approx(size)
+    def needed(launch=None, **changes):
+        recipe = _parse(write(**{"prefix_sharing": "off", "dtype": "float32", **changes}), "arpo", [])
+        return memory.estimate(shape, recipe.args, recipe.model_args, row_tokens=100, launch=launch)
+
+    shape = memory.model_shape(AutoConfig.from_pretrained(tiny_model_dir))
+    assert shape.parameters == sum(parameter.numel() for parameter in tiny_model.parameters())
+    assert shape.embeddings == 320 * 64  # tied
+    size = shape.parameters * 4 / 2**30
+    full = needed(gradient_checkpointing=False)
+    assert (full.weights, full.gradients, full.optimizer) == pytest.approx((size, size, 2 * size))
+    # A tile of 800 tokens × 320, and the head's gradient.
+    assert full.lm_head == pytest.approx((800 * 320 * 4 + 320 * 64 * 4) / 2**30) and full.engine == 0
+    assert full.activations == pytest.approx(800 * 2 * (8 * 64 + 4 * 128) * 4 / 2**30)
+    assert full.total == pytest.approx(
+        sum((full.weights, full.gradients, full.optimizer, full.activations, full.lm_head))
+    )
+    assert needed().activations < full.activations
+    assert needed(beta=0.1).weights == pytest.approx(2 * size)
+    assert needed(optim="adamw_8bit").optimizer == pytest.approx(size / 2)
+
+    for sharding, weights, gradients in (("none", 1, 1), ("zero2", 1, 4), ("fsdp", 4, 4), ("zero3", 4, 4)):
+        shared = needed(Launch(4, 1, sharding))
+        assert (shared.weights, shared.gradients) == pytest.approx((size / weights, size / gradients))
+        assert (shared.gathered > 0) == (sharding in ("fsdp", "zero3"))
+
+    lora = needed(use_peft=True, lora_r=8, use_vllm=True)
+    adapter = 8 * shape.lora_per_rank * 4 / 2**30
+    assert lora.gradients == pytest.approx(adapter) and lora.weights == pytest.approx(size + adapter)
+    assert lora.engine == pytest.approx(size)
+    assert needed(use_vllm=True, vllm_mode="server").engine == 0
+    qlora = needed(use_peft=True, lora_r=8, load_in_4bit=True)
+    assert size / 8 < qlora.weights < size and qlora.gradients == pytest.approx(adapter / 2)
+
+
+def test_adapter_parameters_are_counted_as_peft_makes_them(tiny_model_dir, tiny_model):
+    import copy
+
+    from peft import LoraConfig, get_peft_model
+
+    shape = memory.model_shape(AutoConfig.from_pretrained(tiny_model_dir))
+    model = get_peft_model(
+        copy.deepcopy(tiny_model), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    assert model.get_nb_trainable_parameters()[0] == 4 * shape.lora_per_rank
+
+
+def test_the_launch_of_a_recipe_is_taken_into_account(write, diagnose, tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n")
+    recipe = write(accelerate_config=str(path))
+    _, findings = diagnose("--config", recipe)
+    [sizes] = [finding["message"] for finding in findings if finding["check"] == "sizes"]
+    assert "8 prompts × 4 rows" in sizes and sizes.endswith("on 4 processes (DDP)")
+    path.write_text("distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config: {zero_stage: 3}\n")
+    status, findings = diagnose("--config", recipe)
+    [problem] = [finding["message"] for finding in findings if finding["status"] == "problem"]
+    assert status == 1 and 'pip install "deepspeed"' in problem

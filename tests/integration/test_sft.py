@@ -118,6 +118,34 @@ def test_a_result_may_hold_the_text_of_control_tokens(demo):
     assert tokenizer.decode(example["input_ids"]).endswith(text + "<|im_end|>")
 
 
+QUESTION_AND_TRACE = [{"role": "user", "content": "Be brief.\n2 + 2?"}, {"role": "assistant", "content": "4"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": QUESTION_AND_TRACE},
+        {"prompt": QUESTION_AND_TRACE[:1], "completion": QUESTION_AND_TRACE[1:]},
+        {"instruction": "Be brief.", "input": "2 + 2?", "output": "4"},
+        {"instruction": "Be brief.\n2 + 2?", "input": "", "output": "4", "system": None},
+        {"conversations": [{"from": "human", "value": "Be brief.\n2 + 2?"}, {"from": "gpt", "value": "4"}]},
+    ],
+    ids=["messages", "prompt", "alpaca", "alpaca without input", "sharegpt"],
+)
+def test_conversations_in_all_shapes(row):
+    assert messages_of(row) == QUESTION_AND_TRACE
+
+
+def test_system_messages_of_released_traces_come_first():
+    system = {"role": "system", "content": "Use tools."}
+    assert messages_of({"system": "Use tools.", "instruction": "q", "output": "a"})[0] == system
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}, {"from": "observation", "value": "r"}]
+    messages = messages_of({"system": "Use tools.", "conversations": turns})
+    assert messages[0] == system and [message["role"] for message in messages[1:]] == ["user", "assistant", "tool"]
+    with pytest.raises(ValueError, match=r"columns \['text'\]; it needs `messages`"):
+        messages_of({"text": "x"})
+
+
 @pytest.mark.parametrize("roles", [["user"], ["user", "assistant", "user", "assistant"]])
 def test_conversations_without_one_trace_are_refused(demo, roles):
     tokenizer = AutoTokenizer.from_pretrained(demo / "model")
