@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import yaml
 
 from arpo_trl.data.system_prompt import build_system_prompt
 from arpo_trl.tools import mcp_session
@@ -22,6 +23,7 @@ from arpo_trl.tools.registry import resolve_tools
 from arpo_trl.tools.runner import ToolRunner
 
 
+ROOT = Path(__file__).resolve().parents[2]
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 COMMAND = ["python", SERVER]
 CONTEXT = ToolContext("0/0", 0, 0)
@@ -238,6 +240,23 @@ def test_c08_the_preflight_asks_the_server_again(served):
     os.kill(called.pid(), signal.SIGKILL)
     with pytest.raises(InfrastructureError, match="Tools failed their preflight: MCPTools: The MCP server"):
         tools.preflight()
+
+
+def test_the_server_of_the_cpu_recipe_answers():
+    recipe = yaml.safe_load((ROOT / "recipes" / "cpu" / "arpo_smollm2_tools.yaml").read_text())
+    tools = resolve_tools([entry for entry in recipe["tools"] if entry["name"] == "mcp"])
+    tools.preflight()
+    with ToolRunner(tools.tools, tools.options) as runner:
+        calls = [ToolCall("factorize", {"number": number}) for number in ("84", 97, 10**12 - 11, 1)]
+        runner.start("turn", calls, context=CONTEXT)
+        ((_, results),) = runner.poll(120)
+    tools.close()
+    assert [result.content for result in results[:3]] == [
+        "84 = 2 * 2 * 3 * 7",
+        "97 = 97",
+        "999999999989 = 999999999989",
+    ]
+    assert results[3].failure == "tool_error" and "at least 2" in results[3].content
 
 
 def start_program(end: str) -> tuple[subprocess.Popen, psutil.Process]:
