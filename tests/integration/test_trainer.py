@@ -25,13 +25,16 @@ def check_rows(trainer) -> None:
             assert len(row.ids) == len(row.mask) == len(row.logprobs) >= 1
 
 
-def test_same_seed_same_rows(model_dir, tmp_path):
+def test_same_seed_same_rows(model_dir, tmp_path, monkeypatch):
     """With `deterministic_rollouts` two runs with one seed give the same rows, forks and rewards, with real vLLM."""
     options = {"deterministic_rollouts": True, "max_steps": 2}
     runs = []
     for number in range(2):
         trainer = make_trainer(model_dir, str(tmp_path / str(number)), options)
+        pushes, push = [], trainer.vllm_generation.sync_weights
+        monkeypatch.setattr(trainer.vllm_generation, "sync_weights", lambda p=push, s=pushes: s.append(True) or p())
         trainer.train()
+        assert len(pushes) == 2  # once a step
         check_rows(trainer)
         runs.append(summary(trainer))
     first, second = runs

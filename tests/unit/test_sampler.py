@@ -252,6 +252,32 @@ def test_ranked_order_gives_the_fork_to_the_most_uncertain(runner):
     assert [t.name for t in tree.trajectories][:3] == ["0", "1", "2"] and tree.trajectories[3].path[1:] == (1, 0)
 
 
+@pytest.mark.parametrize("options", [None, NEVER, dataclasses.replace(NEVER, order="ranked")])
+def test_no_row_waits_for_the_tools_of_another(options):
+    """The first call of one row ends only after its neighbour's last call and that of a row of another prompt: with a
+    barrier anywhere, or a parent that waits for a decision about its step, it would not."""
+    neighbours = {"0/1": threading.Event(), "2/1": threading.Event()}
+    seen_in_time = []
+
+    def tool(number: int, context: ToolContext) -> str:
+        """Answers, one row's first call late.
+
+        Args:
+            number: Ignored.
+        """
+        if (context.rollout_id, context.step) == ("0/0", 0):
+            seen_in_time.extend(event.wait(20) for event in neighbours.values())
+        if context.step == 2 and context.rollout_id in neighbours:
+            neighbours[context.rollout_id].set()
+        return "word"
+
+    with ToolRunner([tool]) as runner:
+        sampler = make(calls_then_stops(3, 3, {}), runner, options, num_initial=2)
+        trees = sampler.run(prompts([2, 2], tool))
+    assert seen_in_time == [True, True]
+    assert {t.finish_reason for tree in trees for t in tree.trajectories} == {"stop"}
+
+
 class SecondAStep(ScriptedEngine):
     """Every step keeps the engine busy for one second of its own clock."""
 
