@@ -15,6 +15,8 @@ ids before, rows to messages after.
   own steps, and *longest chain* of a row is the sum of the steps in which its turns were sampled and of its tools' own
   time, with what had to be known before it could start (the window before a fork, AEPO's probe, the end of rows before
   a fill).
+- sampler fraction: what is left of the wall time without the time inside vLLM (steps, adding and aborting requests) and
+  the time in which all rows waited for tools, ÷ engine busy.
 - fractions: tokens sampled and tool calls executed with M = 16, N = 8, ÷ those of 16 independent rows a prompt.
 """
 
@@ -31,6 +33,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,16 +155,22 @@ class Bench:
         with patch("trl.trainer.grpo_trainer.VLLMGeneration", lambda *args, **kwargs: engine):
             self.trl = GRPOTrainer(model, args=GRPOConfig(**options), **arguments)
         self.llm = engine.llm
-        self._busy_s = 0.0
-        step = self.llm.llm_engine.step
+        self._inside: Counter[str] = Counter()
+        for name in ("step", "add_request", "abort_request"):
+            self._time(name)
 
-        def timed_step():
+    def _time(self, name: str) -> None:
+        """Adds up the seconds inside a method of vLLM's engine, whoever calls it."""
+        method = getattr(self.llm.llm_engine, name)
+
+        def timed(*args, **kwargs):
             begun = time.perf_counter()
-            outputs = step()
-            self._busy_s += time.perf_counter() - begun
-            return outputs
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._inside[name] += time.perf_counter() - begun
 
-        self.llm.llm_engine.step = timed_step
+        setattr(self.llm.llm_engine, name, timed)
 
     def prompts(self, rows: int, seed: int = 0) -> list[list[dict]]:
         questions = task.questions(rows // M, seed)
@@ -171,7 +180,7 @@ class Bench:
         assert self.llm.reset_prefix_cache()
         trainer.model.train()
         LATENCY.restart(latency)
-        self._busy_s = 0.0
+        self._inside.clear()
         trainer._metrics["train"].clear()
         trainer._sync_tool_dicts = [{tool.__name__: tool for tool in TOOLS} for _ in prompts]
         trainer._async_tool_dicts = [{} for _ in prompts]
@@ -182,7 +191,7 @@ class Bench:
             wall = time.perf_counter() - begun
         return {
             "wall_s": wall,
-            "engine_busy_s": self._busy_s,
+            "engine_busy_s": self._inside["step"],
             "row_tokens": sum(map(sum, masks)),
             "tool_calls": LATENCY.calls,
             "peak_memory_mb": memory[0],
@@ -198,7 +207,7 @@ class Bench:
         measured = self._measure(self.ours, self.prompts(rows, seed), latency)
         metrics = {name: values[-1] for name, values in self.ours._metrics["train"].items()}
         bound = max(measured["engine_busy_s"], metrics["rollout/longest_chain_s"])
-        own = metrics["rollout/wall_s"] - metrics["rollout/engine_busy_s"] - metrics["rollout/tool_wait_s"]
+        own = metrics["rollout/wall_s"] - self._inside.total() - metrics["rollout/tool_wait_s"]
         return {
             **measured,
             "longest_chain_s": metrics["rollout/longest_chain_s"],

@@ -286,24 +286,32 @@ class Sampler:
         if active is None:  # cancelled after its turn had closed
             return
         trajectory, segment = active.trajectory, active.trajectory.tail
-        self._chain_s = active.chain_s + self.engine.busy_s - active.busy_s
         segment.ids.extend(event.token_ids)
         segment.logprobs.extend(event.logprobs)
-        segment.entropies.extend(event.entropies)
         trajectory.length += len(event.token_ids)
-        if event.entropies and len(segment.entropies) == active.group.watch(trajectory):
-            self._start(active.group, active.prompt, active.group.observe(trajectory, segment.entropies.tolist()))
+        if event.entropies:
+            segment.entropies.extend(event.entropies)
+            if len(segment.entropies) == active.group.watch(trajectory):
+                self._chain_s = self._chain_to_event(active)
+                self._observe(active)
         reason = event.finish_reason
         if reason is None and event.token_ids and self.dialect.closes_turn(segment.ids, len(event.token_ids)):
             self.engine.cancel(event.id)
             reason = "stop"
         if reason is not None:
             del self._sampling[event.id]
-            active.chain_s = self._chain_s
+            active.chain_s = self._chain_s = self._chain_to_event(active)
             trajectory.error = event.error
             if 0 < len(segment.entropies) < active.group.watch(trajectory):  # too short a turn to fill its window
-                self._start(active.group, active.prompt, active.group.observe(trajectory, segment.entropies.tolist()))
+                self._observe(active)
             self._on_turn(active, reason)
+
+    def _chain_to_event(self, active: _Active) -> float:
+        return active.chain_s + self.engine.busy_s - active.busy_s
+
+    def _observe(self, active: _Active) -> None:
+        entropies = active.trajectory.tail.entropies.tolist()
+        self._start(active.group, active.prompt, active.group.observe(active.trajectory, entropies))
 
     def _on_turn(self, active: _Active, reason: str) -> None:
         """A turn is complete: it calls tools, or the row has ended."""

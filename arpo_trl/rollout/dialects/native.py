@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import logging
+import pickle
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -107,7 +108,11 @@ class NativeDialect:
         stop_tokens = {self._tokenizer.convert_ids_to_tokens(id): id for id in self.stop_token_ids}
         stop_tokens.pop(None, None)  # ids that the model has and the tokenizer has not
         self._renderer = ToolMessageRenderer(self._render, stop_tokens)
-        # Rows of one prompt often make the same call; rendering costs more than all else a tool turn needs.
+        # Rows of one prompt often make the same call and get the same answer, and reading and rendering cost more than
+        # all else that a turn needs. What is kept of a turn is no object that rows would share.
+        self._pickled_turn = functools.lru_cache(maxsize=512)(
+            lambda ids, finish_reason, tools: pickle.dumps(self._read(list(ids), finish_reason, list(tools)))
+        )
         self._text_ids = functools.lru_cache(maxsize=512)(self._message_ids)
         self._end_of_turn_id = self._renderer.boundary("tool").end_of_turn_id
         self._end_of_turn = "" if self._end_of_turn_id is None else self._tokenizer.decode([self._end_of_turn_id])
@@ -132,6 +137,9 @@ class NativeDialect:
             tools (`list[Callable]`):
                 The tools of this row.
         """
+        return pickle.loads(self._pickled_turn(tuple(ids), finish_reason, tuple(tools)))
+
+    def _read(self, ids: list[int], finish_reason: str, tools: list[Callable]) -> Turn:
         if ids and ids[-1] in self.stop_token_ids:
             ids = ids[:-1]
         text_message = {"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)}
