@@ -191,7 +191,7 @@ class VLLMEngine:
             "skip_clone": True,
         }
         if biases := dict.fromkeys(suppressed_ids, -100.0):
-            self._sampling_kwargs["logit_bias"] = biases | (generation_kwargs.get("logit_bias") or {})
+            sampling_kwargs["logit_bias"] = biases | (generation_kwargs.get("logit_bias") or {})
         self._sampling_params = SamplingParams(**sampling_kwargs)
         self._wake = wake
         self._sleep = sleep

@@ -115,7 +115,7 @@ def test_a_real_run_says_so_where_it_has_other_processes_than_the_recipe(caplog,
     parser = runpy.run_path(str(ROOT / "scripts" / "arpo.py"))["make_parser"]()
     script_args, args, _, _ = parse_recipe(parser, ["--config", "recipe.yaml", "--use_cpu", "true"])
     warn_of_other_launch(script_args, args)
-    [record] = caplog.records
+    [record] = [record for record in caplog.records if record.name == "arpo_trl.recipe"]
     assert "for 8 processes and was launched with 1: its batches are 0.125 times as large" in record.getMessage()
     script_args.accelerate_config = None
     warn_of_other_launch(script_args, args)
