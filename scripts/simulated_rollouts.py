@@ -43,7 +43,7 @@ class SimulatedEngine:
         self.prompt_tokens = self.cached_tokens = 0
 
     def begin(self) -> None:
-        self.busy_s = 0.0
+        self.busy_s = self.cpu_s = 0.0
 
     def end(self) -> None:
         self._live.clear()
@@ -60,7 +60,7 @@ class SimulatedEngine:
     def poll(self) -> list[Event]:
         if not self._live:
             return []
-        begun = time.perf_counter()
+        begun, cpu_begun = time.perf_counter(), time.thread_time()
         time.sleep(self._step_s)
         events = [next(stream) for stream in self._live.values()]
         for event in events:
@@ -68,6 +68,7 @@ class SimulatedEngine:
                 del self._live[event.id]
         # Making events up is the engine's work, too.
         self.busy_s += time.perf_counter() - begun
+        self.cpu_s += time.thread_time() - cpu_begun
         return events
 
     def _events(self, request: Request) -> Iterator[Event]:
@@ -101,18 +102,18 @@ def simulate(rows: int) -> dict:
         _, row, _, turn = request.id.split("/")
         return turn_ids(int(row) // GROUP, int(turn))
 
-    def run() -> tuple[list[RolloutTree], float]:
+    def run() -> tuple[list[RolloutTree], float, float]:
         shared = Environments({tool.__name__: tool for tool in TOOLS})
-        begun = time.perf_counter()
+        begun, cpu_begun = time.perf_counter(), time.thread_time()
         trees = sampler.run([Prompt([ids] * GROUP, GROUP * group, shared) for group, ids in enumerate(prompts)])
-        return trees, time.perf_counter() - begun
+        return trees, time.perf_counter() - begun, time.thread_time() - cpu_begun - engine.cpu_s
 
     with ToolRunner(TOOLS) as runner:
         engine = SimulatedEngine(script)
         sampler = Sampler(
             engine, dialect, runner, Limits(256, 5), BranchingOptions(window=15), GROUP // 2, len(tokenizer)
         )
-        trees, wall = run()
+        trees, wall, cpu = run()
         busy, calls = engine.busy_s, sum(stats.calls for stats in runner.stats().values())
         own = wall - busy - sampler.tool_wait_s
         tokens = sum(len(segment.ids) for tree in trees for segment in tree.segments())
@@ -120,7 +121,7 @@ def simulate(rows: int) -> dict:
         del trees
         gc.collect()
         tracemalloc.start()
-        trees, _ = run()
+        trees, *_ = run()
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -133,5 +134,6 @@ def simulate(rows: int) -> dict:
         "tokens_held": tokens,
         "sampler_s": own,
         "sampler_us_per_token": 1e6 * own / sampled,
+        "sampler_cpu_us_per_token": 1e6 * cpu / sampled,
         "bytes_per_token": held / tokens,
     }
