@@ -9,7 +9,6 @@ Memory is the doctor's estimate. Time is arithmetic on a GPU's bandwidth and spe
 
 import copy
 import functools
-import re
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,10 +260,11 @@ def render_savings() -> str:
 
 
 def render(page: str) -> str:
-    """The page with its tables made anew."""
+    """The page with its tables made anew, and the text around them as it was."""
     for name, table in (("recipes", render_recipes()), ("savings", render_savings())):
         mark = f"<!-- {name}: written by scripts/make_recipe_table.py -->\n"
-        page = re.sub(f"({mark}).*?(\n<!-- end -->)", lambda m, t=table: f"{m[1]}\n{t}\n{m[2]}", page, flags=re.DOTALL)
+        before, rest = page.split(mark)
+        page = f"{before}{mark}\n{table}\n\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
     return page
 
 

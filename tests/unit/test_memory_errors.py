@@ -39,7 +39,13 @@ def test_the_sentence_says_how_much_and_what_costs_least():
 
 
 def test_what_a_recipe_does_already_is_not_advised():
-    args = config(use_vllm=True, vllm_enable_sleep_mode=True, per_device_train_batch_size=2, optim="paged_adamw_8bit")
+    args = config(
+        use_vllm=True,
+        vllm_enable_sleep_mode=True,
+        per_device_train_batch_size=2,
+        optim="paged_adamw_8bit",
+        loss_type="grpo",
+    )
     ways = " ".join(ways_to_save(args, ModelConfig(use_peft=True, load_in_4bit=True)))
     for option in ("gradient_checkpointing: true", "sleep", "optim", "use_peft", "load_in_4bit"):
         assert option not in ways

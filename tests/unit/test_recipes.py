@@ -214,6 +214,7 @@ def test_table_in_the_readme_is_up_to_date():
     page = (ROOT / "recipes" / "README.md").read_text()
     assert page == TABLE["render"](page), "run `python scripts/make_recipe_table.py`"
     assert all(f"({name_of(path)})" in page for path in GPU_RECIPES)
+    assert TABLE["render"](re.sub(r"^\|.*\n", "", page, flags=re.MULTILINE)).count("\n## ") == page.count("\n## ") == 5
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_accelerate_takes_its_configs(path):
         ["--config_file", str(path), "--machine_rank", "0", "--main_process_ip", "10.0.0.1", "train.py"]
     )
     content = yaml.safe_load(path.read_text())
-    known = set(vars(args))
+    known = set(vars(launch_command_parser().parse_args(["train.py"])))
     unknown = {*content.get("fsdp_config", {}), *content.get("deepspeed_config", {})} - known
     assert not unknown, f"accelerate knows no {unknown}"
     assert args.num_processes == launch.num_processes and args.mixed_precision == "bf16"
