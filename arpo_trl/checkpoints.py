@@ -2,7 +2,7 @@
 
 [`~transformers.Trainer`] saves weights, optimizer, schedule and global random states. Here is what it lacks for a
 [`~trl.GRPOTrainer`]: rollouts not yet used, counters, the state of the transformers engine's generator, what was
-measured since the last log; a manifest, written last, that tells a whole checkpoint from half of one; and no deletion
+measured since the last log, a synchronized reference model; a manifest, written last, that tells a whole checkpoint from half of one; and no deletion
 of the last checkpoint before the next is whole.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -25,6 +26,7 @@ from trl import GRPOConfig
 logger = get_logger(__name__)
 
 MANIFEST = "manifest.json"
+REFERENCE_FILE = "reference_model.pt"
 # With other values the data position, the rollouts or the random draws would be others.
 SETTINGS = (
     *("world_size", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
@@ -248,6 +250,11 @@ class CheckpointMixin:
         if self.rollout_log is not None:
             self.rollout_log.flush()
         torch.save(self._process_state(), os.path.join(output_dir, state_file(self.accelerator.process_index)))
+        if self.args.sync_ref_model:
+            whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            weights = get_model_state_dict(self.ref_model, options=whole)
+            if self.args.should_save:
+                torch.save(weights, os.path.join(output_dir, REFERENCE_FILE))
 
     def _process_state(self) -> dict[str, Any]:
         """What this process knows beyond `Trainer`'s checkpoint, in types that `torch.load` takes without pickle."""
@@ -282,6 +289,9 @@ class CheckpointMixin:
         if checkpoint is not None:
             path = os.path.join(checkpoint, state_file(self.accelerator.process_index))
             self._restore(torch.load(path, map_location=self.accelerator.device, weights_only=True))
+            if self.args.sync_ref_model:
+                weights = torch.load(os.path.join(checkpoint, REFERENCE_FILE), map_location="cpu", weights_only=True)
+                set_model_state_dict(self.ref_model, weights, options=StateDictOptions(full_state_dict=True))
 
     def _restore(self, state: dict[str, Any]) -> None:
         self._step, self._buffered_inputs = state["step"], state["buffered_inputs"]

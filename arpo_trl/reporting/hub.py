@@ -12,6 +12,7 @@ from ..adapters import is_adapter, merge_adapter
 NOT_PUSHED = (
     *("checkpoint-*", "rollouts/*", "completions/*", "runs/*", "_*", "optimizer*", "scheduler*", "rng_state*"),
     *("scaler*", "trainer_state.json", "training_args.bin", ".gitignore", "rollouts_*.pt", "manifest.json"),
+    "reference_model.pt",
 )
 
 

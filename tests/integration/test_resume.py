@@ -24,9 +24,13 @@ def model_dir(tmp_path_factory) -> str:
     return save_tagged_model(tmp_path_factory.mktemp("tagged_model"))
 
 
+# The reference model follows the policy.
+REFERENCE = {"use_vllm": False, "beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 2}
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(model_dir, tmp_path_factory) -> dict:
-    trainer = make(model_dir, str(tmp_path_factory.mktemp("whole")), {"use_vllm": False})
+    trainer = make(model_dir, str(tmp_path_factory.mktemp("whole")), REFERENCE)
     trainer.train()
     return result(trainer)
 
@@ -55,10 +59,10 @@ def checkpoint_names(folder: Path) -> set[str]:
 
 def test_killed_during_a_rollout(model_dir, tmp_path, uninterrupted, caplog):
     """In the second epoch; then the newest checkpoint loses a byte, so that the run goes on from unused rollouts."""
-    run(model_dir, tmp_path, {"use_vllm": False}, {"during": "rollout", "step": 6})
+    run(model_dir, tmp_path, REFERENCE, {"during": "rollout", "step": 6})
     optimizer = tmp_path / "checkpoint-6" / "optimizer.pt"
     os.truncate(optimizer, optimizer.stat().st_size - 1)
-    trainer = make(model_dir, str(tmp_path), {"use_vllm": False})
+    trainer = make(model_dir, str(tmp_path), REFERENCE)
     trainer.train(resume_from_checkpoint=True)
     assert "checkpoint-6 is not complete: optimizer.pt" in caplog.text
     assert result(trainer) == uninterrupted
@@ -67,7 +71,7 @@ def test_killed_during_a_rollout(model_dir, tmp_path, uninterrupted, caplog):
 
 def test_a_full_disk_loses_the_new_checkpoint_only(model_dir, tmp_path, uninterrupted):
     """Files larger than the weights cannot be written: the optimizer's is."""
-    options = {"use_vllm": False, "save_total_limit": 1}
+    options = {**REFERENCE, "save_total_limit": 1}
     trainer = make(model_dir, str(tmp_path), options)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     weights = sum(p.numel() * 4 for p in trainer.model.parameters())

@@ -21,8 +21,8 @@ def model_dir(tmp_path_factory) -> str:
     return save_tagged_model(tmp_path_factory.mktemp("tagged_model"))
 
 
-def launch(script: Path, *arguments: str, seconds: int = 240) -> str:
-    """Runs a script in two processes; what both printed. Nothing of it outlives this call."""
+def launch(script: Path, *arguments: str, seconds: int = 240, dies: bool = False) -> str:
+    """Runs a script in two processes, which are to die or not; what both printed. Nothing of it outlives this call."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
     environment = {
         **os.environ,
@@ -45,17 +45,20 @@ def launch(script: Path, *arguments: str, seconds: int = 240) -> str:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         pytest.fail(f"hung for {seconds} s:\n{output[-3000:]}")
-    assert process.returncode == 0, output[-5000:]
+    assert (process.returncode != 0) == dies, output[-5000:]
     return output
+
+
+def results_in(output: str) -> list[dict]:
+    decoder = json.JSONDecoder()
+    return [decoder.raw_decode(part)[0] for part in output.split("RESULT ")[1:]]
 
 
 def train(model_dir: str, output_dir: Path, options: dict) -> list[dict]:
     output = launch(
         ROOT / "tests" / "training_run.py", model_dir, str(output_dir), json.dumps({"branch_alpha": 1.0, **options})
     )
-    decoder = json.JSONDecoder()
-    results = [decoder.raw_decode(part)[0] for part in output.split("RESULT ")[1:]]
-    return sorted(results, key=lambda result: result["rank"])
+    return sorted(results_in(output), key=lambda result: result["rank"])
 
 
 def check(results: list[dict]) -> None:
@@ -85,6 +88,37 @@ def test_fsdp2(model_dir, tmp_path):
 @pytest.mark.slow
 def test_tensor_parallel(model_dir, tmp_path):
     check(train(model_dir, tmp_path, {"vllm_tensor_parallel_size": 2}))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("options", [{}, FSDP2, {**FSDP2, "lora": True}], ids=["ddp", "fsdp2", "fsdp2-lora"])
+def test_two_processes_are_one_and_go_on_where_they_were_killed(model_dir, tmp_path, options):
+    """The same global batch in one process, and in two that lose a rank and are started again."""
+    run = ROOT / "tests" / "resumable_run.py"
+    options = {"use_vllm": True, "max_steps": 4, "logging_steps": 1, **options}
+    first, second = results_in(launch(run, model_dir, str(tmp_path / "whole"), json.dumps(options)))
+    assert first == second
+
+    death = json.dumps({"during": "rollouts_1.pt", "step": 3, "rank": 1})
+    launch(run, model_dir, str(tmp_path / "killed"), json.dumps(options), death, dies=True)
+    resumed = launch(run, model_dir, str(tmp_path / "killed"), json.dumps({**options, "resume": "true"}))
+    assert results_in(resumed) == [first, first]
+
+    alone = {name: value for name, value in options.items() if not name.startswith("fsdp")}
+    alone["per_device_train_batch_size"] = 32
+    done = subprocess.run(
+        [sys.executable, str(run), model_dir, str(tmp_path / "alone"), json.dumps(alone)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    (one,) = results_in(done.stdout)
+    assert one["norm"] == pytest.approx(first["norm"], rel=1e-6)
+    for entry, other in zip(one["logs"], first["logs"], strict=True):
+        for name in {"loss", "grad_norm", "reward", "entropy", "rollout/tool_calls"} & entry.keys():
+            assert other[name] == pytest.approx(entry[name], rel=1e-3, abs=1e-6), name
 
 
 def test_tensor_parallel_ranks_that_differ_fail_loudly(tmp_path):
