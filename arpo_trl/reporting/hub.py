@@ -11,8 +11,8 @@ from ..adapters import is_adapter, merge_adapter
 # What only resuming a run needs, and what is nobody else's business.
 NOT_PUSHED = (
     *("checkpoint-*", "rollouts/*", "completions/*", "runs/*", "_*", "optimizer*", "scheduler*", "rng_state*"),
-    *("scaler*", "trainer_state.json", "training_args.bin", ".gitignore", "rollouts_*.pt", "manifest.json"),
-    "reference_model.pt",
+    *("scaler*", "trainer_state.json", "training_args.bin", ".gitignore"),
+    *("rollouts_*.pt", "reference_model.pt", "manifest.json"),
 )
 
 
