@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, PreTrainedModel
-from trl import GRPOConfig
+from transformers.utils import is_bitsandbytes_available
+from trl import GRPOConfig, ModelConfig
 from trl.trainer.utils import create_model_from_path
 
 
@@ -33,6 +34,33 @@ def tokenizer_source(model: str | Path) -> str:
     if is_adapter(model) and not (Path(model) / "tokenizer_config.json").is_file():
         return base_of(model)
     return str(model)
+
+
+def check_quantization(model_args: ModelConfig, use_vllm: bool) -> None:
+    """
+    Checks the options of QLoRA before a model is loaded.
+
+    Args:
+        model_args ([`~trl.ModelConfig`]):
+            `load_in_4bit`, `load_in_8bit`, `use_peft` and `model_name_or_path` count.
+        use_vllm (`bool`):
+            Whether vLLM generates.
+
+    Raises:
+        ValueError, ImportError: With what to change.
+    """
+    if not (model_args.load_in_4bit or model_args.load_in_8bit):
+        return
+    option = "load_in_4bit" if model_args.load_in_4bit else "load_in_8bit"
+    if not (model_args.use_peft or is_adapter(model_args.model_name_or_path)):
+        raise ValueError(f"{option} freezes the model, so that only an adapter can be trained: set use_peft: true.")
+    if model_args.load_in_8bit and use_vllm:
+        raise ValueError(
+            "vLLM cannot quantize to 8 bits while it loads: set load_in_4bit instead of load_in_8bit, or use_vllm: "
+            "false."
+        )
+    if not is_bitsandbytes_available():
+        raise ImportError(f"{option} needs bitsandbytes: run `pip install bitsandbytes`.")
 
 
 def load_adapter(folder: str, args: GRPOConfig, arguments: dict[str, Any]) -> "PeftModel":

@@ -160,7 +160,7 @@ def trainer_arguments(
     from transformers import AutoTokenizer
     from trl import get_peft_config, get_quantization_config
 
-    from .adapters import tokenizer_source
+    from .adapters import check_quantization, tokenizer_source
     from .checkpoints import find_checkpoint
     from .data.loading import load_prompts
     from .packaged_models import resolve_model
@@ -173,6 +173,7 @@ def trainer_arguments(
         log_to_console()
         warn_of_other_launch(script_args, training_args)
     training_args.resume_from_checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args)
+    check_quantization(model_args, training_args.use_vllm)
     sys.path.insert(0, os.getcwd())  # dotted paths into the user's own folder
     reward_funcs = resolve_rewards(script_args.reward_funcs, script_args.reward_kwargs)
     tools = resolve_tools(script_args.tools)
