@@ -120,6 +120,9 @@ class ARPOConfig(GRPOConfig):
             exact, `"on"` (an error where it is not), `"off"`.
         max_packed_tokens (`int`, *optional*, defaults to `16384`):
             Most distinct tokens in one forward pass with prefix sharing.
+        token_micro_batches (`bool`, *optional*, defaults to `False`):
+            Whether the update goes back through the model after each such pass, so that `max_packed_tokens`, not
+            `per_device_train_batch_size`, bounds its memory. Needs prefix sharing and `loss_type="dapo"`.
 
     > Parameters of the colocated vLLM engine that TRL does not expose
 
@@ -213,6 +216,10 @@ class ARPOConfig(GRPOConfig):
     max_packed_tokens: int = field(
         default=16384, metadata={"help": "Most distinct tokens in one forward pass with prefix sharing."}
     )
+    token_micro_batches: bool = field(
+        default=False,
+        metadata={"help": "Go back after each such pass, so that max_packed_tokens bounds the update's memory."},
+    )
 
     # Parameters of the colocated vLLM engine
     vllm_enforce_eager: bool | None = field(
@@ -282,6 +289,8 @@ class ARPOConfig(GRPOConfig):
         for name in ("max_tool_calls_per_turn", "max_tool_result_length", "max_packed_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 1.")
+        if self.token_micro_batches:
+            self._check_token_micro_batches()
         if self.rollout_timeout is None:
             self.rollout_timeout = 0.9 * self.ddp_timeout
         elif not 0 < self.rollout_timeout <= self.ddp_timeout:
@@ -303,6 +312,17 @@ class ARPOConfig(GRPOConfig):
             raise ValueError(
                 "vllm_structured_outputs_regex is not supported: it would have to hold for every turn. Pass "
                 "generation_kwargs={'structured_outputs': {...}} if you mean that."
+            )
+
+    def _check_token_micro_batches(self) -> None:
+        needed = {"loss_type": "dapo", "entropy_coef": 0.0, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}
+        changed = [name for name, value in needed.items() if getattr(self, name) != value]
+        if changed or self.prefix_sharing == "off":
+            wanted = [f"{name}={needed[name]!r}" for name in changed]
+            wanted += ["prefix_sharing='on'"] if self.prefix_sharing == "off" else []
+            raise ValueError(
+                "token_micro_batches=True gives the loss of the whole micro-batch only where it is a sum over tokens: "
+                f"set {', '.join(wanted)}, or token_micro_batches=False."
             )
 
 

@@ -20,7 +20,7 @@ from .branching import BranchingOptions
 from .checkpoints import CheckpointMixin
 from .config import ARPOConfig
 from .objectives import hard_attribution, token_identities
-from .prefix_sharing import PrefixSharingMixin
+from .prefix_sharing import PrefixSharingMixin, TokenMicroBatchMixin
 from .reporting.completions_table import conversation_text, table_columns
 from .reporting.console import Console
 from .reporting.metrics import combine, engine_shares, token_counts, tree_shares
@@ -42,7 +42,7 @@ from .tools.runner import ToolRunner
 from .trl_compat import check_server_mode, check_trl, check_vllm, replaced_vllm_generation
 
 
-class ARPOTrainer(CheckpointMixin, PrefixSharingMixin, GRPOTrainer):
+class ARPOTrainer(CheckpointMixin, TokenMicroBatchMixin, PrefixSharingMixin, GRPOTrainer):
     """
     Trainer for Agentic Reinforced Policy Optimization (ARPO), from the paper [Agentic Reinforced Policy
     Optimization](https://huggingface.co/papers/2507.19849).

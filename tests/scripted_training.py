@@ -136,7 +136,7 @@ def loss_and_gradient(trainer, *micro_batches):
     trainer.model.zero_grad()
     total = 0.0
     for inputs in micro_batches:
-        loss = trainer._compute_loss(trainer.model, inputs)
+        loss = trainer.compute_loss(trainer.model, inputs)
         loss.backward()
         total += loss.item()
     return total, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])

@@ -14,6 +14,7 @@ from trl.extras.profiling import profiling_decorator
 from trl.trainer.utils import split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
 
 from .attention import make_pack_aware, prefix_tree_attention
+from .micro_batches import take_rows
 from .packing import Pack, build_pack, common_prefix_length, split_rows
 
 
@@ -114,14 +115,7 @@ def shuffle_groups(batch: dict[str, Any], group_size: int) -> dict[str, Any]:
     groups: dict[int, list[int]] = {}
     for row in torch.randperm(num_rows).tolist():
         groups.setdefault(row // group_size, []).append(row)
-    permutation = [row for rows in groups.values() for row in rows]
-
-    def permute(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value[permutation] if value.ndim > 0 else value
-        return None if value is None else [value[row] for row in permutation]
-
-    return {key: permute(value) for key, value in batch.items()}
+    return take_rows(batch, [row for rows in groups.values() for row in rows])
 
 
 class PrefixSharingMixin:
@@ -276,13 +270,17 @@ class PrefixSharingMixin:
                 fused_lm_head=True,
             )
 
-    def _make_packs(self, sequences: list[np.ndarray], num_targets: list[int]) -> list[Pack]:
+    def _split_rows(self, sequences: list[np.ndarray]) -> list[list[int]]:
+        """The rows of each pack; all processes get as many, since sharded models communicate in each forward."""
         pack_rows = split_rows(sequences, self.args.max_packed_tokens)
         if self.accelerator.num_processes > 1:
-            # Sharded models communicate in each forward, so all processes run as many
             num_packs = torch.tensor(len(pack_rows), device=self.accelerator.device)
             num_packs = self.accelerator.gather(num_packs).max().item()
             pack_rows = split_rows(sequences, self.args.max_packed_tokens, num_packs)
+        return pack_rows
+
+    def _make_packs(self, sequences: list[np.ndarray], num_targets: list[int]) -> list[Pack]:
+        pack_rows = self._split_rows(sequences)
         packs = [build_pack(sequences, num_targets, rows) for rows in pack_rows]
 
         metrics = self._metrics["train" if self.model.training else "eval"]

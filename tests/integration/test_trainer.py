@@ -167,6 +167,8 @@ def test_what_cannot_go_together_is_refused_before_a_model_is_loaded(tmp_path, o
         ({"branching": False, "attribution": "hard"}, "forks"),
         ({"rollout_timeout": 1e9}, "ddp_timeout"),
         ({"use_liger_kernel": True}, "use_kernels"),
+        ({"token_micro_batches": True, "loss_type": "grpo"}, "set loss_type='dapo', or token_micro_batches=False"),
+        ({"token_micro_batches": True, "prefix_sharing": "off"}, "prefix_sharing='on'"),
     ],
 )
 def test_c20_c23_bad_options_say_what_to_change(tmp_path, options, message):

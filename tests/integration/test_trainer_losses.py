@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -140,6 +141,19 @@ def test_one_micro_batch_is_four(build, loss_type, trainer_class, config_class, 
         trainer, batch = build(trainer_class, config_class, micro_batch=micro_batch, **options)
         move(trainer.model)
         updates.append(loss_and_gradient(trainer, *split_tensor_dict(batch, 8 // micro_batch)))
+    assert_same_update(*updates, 1e-5)
+
+
+@pytest.mark.parametrize(("trainer_class", "config_class", "attribution"), TRAINERS)
+def test_micro_batches_bounded_by_tokens_are_the_whole_one(build, trainer_class, config_class, attribution):
+    updates = []
+    for options in ({}, {"token_micro_batches": True, "max_packed_tokens": 150}):
+        options = {"loss_type": "dapo", "attribution": attribution, "beta": 0.1, **options}
+        trainer, batch = build(trainer_class, config_class, **options)
+        move(trainer.model)
+        with patch.object(trainer.accelerator, "backward", wraps=trainer.accelerator.backward) as backward:
+            updates.append(loss_and_gradient(trainer, batch))
+    assert backward.call_count >= 2
     assert_same_update(*updates, 1e-5)
 
 
