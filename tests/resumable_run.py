@@ -32,12 +32,13 @@ TIMES = re.compile(r"(_s|time|runtime|per_second|flos)$")
 
 
 def make(model_dir, output_dir, options, **arguments):
-    """Two updates on each rollout, a checkpoint after each, two epochs; a log after every other update."""
+    """Two updates on each rollout, a checkpoint after each, almost two epochs; a log after every other update."""
     options = dict(options)
     defaults = {
         "deterministic_rollouts": True,
         "num_iterations": 2,
-        "max_steps": 8,
+        "max_steps": 7,
+        "max_completion_length": 32,
         "logging_steps": 2,
         "save_strategy": "steps",
         "save_steps": 1,
@@ -57,7 +58,8 @@ def result(trainer) -> dict:
         digest.update(tensor.numpy().tobytes())
         norm += tensor.double().norm().item() ** 2
     logs = [{k: v for k, v in entry.items() if not TIMES.search(k)} for entry in trainer.state.log_history]
-    return {"weights": digest.hexdigest(), "norm": norm**0.5, "logs": logs}
+    rank = trainer.accelerator.process_index
+    return {"rank": rank, "weights": digest.hexdigest(), "norm": norm**0.5, "logs": logs}
 
 
 def kill(*_, **__) -> None:
