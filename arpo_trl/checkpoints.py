@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from accelerate.logging import get_logger
-from accelerate.utils import is_peft_model
+from accelerate.utils import is_peft_model, send_to_device
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
@@ -288,20 +288,20 @@ class CheckpointMixin:
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
             path = os.path.join(checkpoint, state_file(self.accelerator.process_index))
-            self._restore(torch.load(path, map_location=self.accelerator.device, weights_only=True))
+            self._restore(torch.load(path, map_location="cpu", weights_only=True))
             if self.args.sync_ref_model:
                 weights = torch.load(os.path.join(checkpoint, REFERENCE_FILE), map_location="cpu", weights_only=True)
                 set_model_state_dict(self.ref_model, weights, options=StateDictOptions(full_state_dict=True))
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self._step, self._buffered_inputs = state["step"], state["buffered_inputs"]
-        self._rollouts = state["rollouts"]
+        self._step, self._rollouts = state["step"], state["rollouts"]
+        self._buffered_inputs = send_to_device(state["buffered_inputs"], self.accelerator.device)
         if state["generator"] is not None:
-            generator = self._sampler.engine.generator = torch.Generator(self.accelerator.device)
-            generator.set_state(state["generator"].cpu())
+            generator = self._sampler.engine.generator = torch.Generator(self.model.device)
+            generator.set_state(state["generator"])
         self._warnings.load_state_dict(state["warnings"])
         for mode, metrics in state["metrics"].items():
             self._metrics[mode].clear()
             self._metrics[mode].update(metrics)
-        self._tr_loss = state["loss"]
+        self._tr_loss = state["loss"].to(self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged_step"]
