@@ -34,6 +34,14 @@ SETTINGS = (
 )
 
 
+def _on_numbered_cpu(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    return storage if location.startswith("cpu:") else None
+
+
+# In several processes on CPUs `Trainer` loads to "cpu:0", which `torch.load` takes for a device it does not know.
+torch.serialization.register_package(100, lambda storage: None, _on_numbered_cpu)
+
+
 class IncompleteCheckpoint(ValueError):
     """A checkpoint that a run cannot go on from."""
 
