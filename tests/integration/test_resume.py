@@ -16,6 +16,7 @@ from tests.resumable_run import make, result
 from tests.small_models import save_tagged_model
 
 
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,7 +44,6 @@ def run(model_dir, output_dir, options, death=None) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
     )
     assert process.returncode == (-signal.SIGKILL if death else 0), process.stderr[-3000:]
     return process.stdout

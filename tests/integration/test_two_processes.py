@@ -113,7 +113,6 @@ def test_two_processes_are_one_and_go_on_where_they_were_killed(model_dir, tmp_p
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
     )
     (one,) = results_in(done.stdout)
     assert one["norm"] == pytest.approx(first["norm"], rel=1e-6)
