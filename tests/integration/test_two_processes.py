@@ -98,13 +98,14 @@ def test_two_processes_are_one_and_go_on_where_they_were_killed(model_dir, tmp_p
     """The same global batch in one process, and in two that lose a rank and are started again."""
     run = ROOT / "tests" / "resumable_run.py"
     options = {"use_vllm": True, "max_steps": 4, "logging_steps": 1, **options}
-    whole = first, second = results_in(launch(run, model_dir, str(tmp_path / "whole"), json.dumps(options)))
+    first, second = results_in(launch(run, model_dir, str(tmp_path / "whole"), json.dumps(options)))
     assert first["weights"] == second["weights"]
 
     death = json.dumps({"during": "rollouts_1.pt", "step": 3, "rank": 1})
     launch(run, model_dir, str(tmp_path / "killed"), json.dumps(options), death, dies=True)
     resumed = launch(run, model_dir, str(tmp_path / "killed"), json.dumps({**options, "resume": "true"}))
-    assert results_in(resumed) == whole
+    main, other = results_in(resumed)
+    assert main == first and other["weights"] == second["weights"]  # the log is process 0's
 
     alone = {name: value for name, value in options.items() if not name.startswith("fsdp")}
     alone["per_device_train_batch_size"] = 32
