@@ -53,11 +53,16 @@ def ways_to_save(args: Any, model_args: Any) -> list[str]:
         ways.append(
             f"set vllm_enable_sleep_mode: true or lower vllm_gpu_memory_utilization ({args.vllm_gpu_memory_utilization})"
         )
-    if rows > 1:
+    by_tokens = getattr(args, "token_micro_batches", None)
+    if by_tokens:
+        ways.append(f"lower max_packed_tokens ({args.max_packed_tokens})")
+    elif rows > 1:
         others = "gradient_accumulation_steps and steps_per_generation"
         if not hasattr(args, "steps_per_generation"):
             others = "gradient_accumulation_steps"
         ways.append(f"lower per_device_train_batch_size ({rows}) and raise {others} by as much")
+    if by_tokens is False and args.prefix_sharing != "off" and args.loss_type == "dapo":
+        ways.append("set token_micro_batches: true")
     if getattr(args, "activation_offloading", None) is False:
         ways.append("set activation_offloading: true")
     if "8bit" not in str(args.optim).lower() and not model_args.use_peft:

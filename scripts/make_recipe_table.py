@@ -241,6 +241,12 @@ def render_savings() -> str:
             memory.activations,
             other("--per_device_train_batch_size", str(recipe.args.per_device_train_batch_size // 2)).activations,
         ),
+        (
+            "`token_micro_batches: true`",
+            "activations",
+            memory.activations,
+            other("--token_micro_batches", "true").activations,
+        ),
         ("TRL's fused LM head (always on)", "logits", logits, memory.lm_head),
         (
             "`vllm_enable_sleep_mode: true`",

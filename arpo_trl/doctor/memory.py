@@ -164,6 +164,8 @@ def _working_memory(
     tokens = at_once = args.per_device_train_batch_size * row_tokens
     if getattr(args, "prefix_sharing", "off") != "off" and not (model_args.use_peft and model_args.lora_dropout):
         at_once = min(tokens, args.max_packed_tokens)
+    if getattr(args, "token_micro_batches", False):
+        tokens = at_once
     per_token = 8 * shape.hidden_size + 4 * shape.intermediate_size
     if args.gradient_checkpointing:
         # Every layer keeps its input, and one layer at a time all that its backward pass needs.

@@ -258,6 +258,8 @@ def test_memory_estimate(tiny_model_dir, tiny_model, write):
         sum((full.weights, full.gradients, full.optimizer, full.activations, full.lm_head))
     )
     assert needed().activations < full.activations
+    packed = {"prefix_sharing": "on", "max_packed_tokens": 200}
+    assert needed(loss_type="dapo", token_micro_batches=True, **packed).activations < needed(**packed).activations
     assert needed(beta=0.1).weights == pytest.approx(2 * size)
     assert needed(optim="adamw_8bit").optimizer == pytest.approx(size / 2)
 

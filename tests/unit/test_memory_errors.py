@@ -53,6 +53,14 @@ def test_what_a_recipe_does_already_is_not_advised():
     assert ways_to_save(args, ModelConfig(use_peft=True, load_in_4bit=True)) == ["lower max_completion_length (512)"]
 
 
+def test_micro_batches_bounded_by_tokens_are_bounded_by_fewer():
+    assert "set token_micro_batches: true" in ways_to_save(config(loss_type="dapo"), ModelConfig())
+    ways = ways_to_save(config(loss_type="dapo", token_micro_batches=True, max_packed_tokens=9000), ModelConfig())
+    assert ways[0] == "lower max_packed_tokens (9000)" and not any("token_micro_batches" in way for way in ways)
+    assert not any("per_device_train_batch_size" in way for way in ways)
+    assert not any("token_micro_batches" in way for way in ways_to_save(config(loss_type="grpo"), ModelConfig()))
+
+
 def test_a_cold_start_has_options_of_its_own():
     args = SFTConfig(use_cpu=True, bf16=False, per_device_train_batch_size=2, max_length=15000)
     ways = ways_to_save(args, ModelConfig())
