@@ -279,7 +279,11 @@ class ToolRunner:
             while not self._closed:
                 now = time.monotonic()
                 self._expire(now)
-                wake = [self._start_waiting(now)]
+                jobs, next_start = self._take_waiting(now)
+                if jobs:
+                    self._start_threads(jobs)
+                    continue
+                wake = [next_start]
                 wake += [job.deadline for jobs in self._running.values() for job in jobs]
                 wake = [moment for moment in wake if moment is not None]
                 self._changed.wait(min(wake) - time.monotonic() if wake else None)
@@ -292,9 +296,9 @@ class ToolRunner:
                 self._abandon(job)
                 self._answer(job, ToolResult(job.name, text, "timeout", now - job.started))
 
-    def _start_waiting(self, now: float) -> float | None:
-        """Starts what the limits allow; returns when a rate limit allows the next start."""
-        next_start = None
+    def _take_waiting(self, now: float) -> tuple[list[_Job], float | None]:
+        """What the limits allow to start, now counted as running, and when a rate limit allows the next start."""
+        jobs, next_start = [], None
         for name, waiting in self._waiting.items():
             while waiting and len(self._running[name]) < waiting[0].options.concurrency:
                 rate = waiting[0].options.rate_limit
@@ -306,12 +310,24 @@ class ToolRunner:
                 job = waiting.popleft()
                 job.started = time.monotonic()
                 self._running[name].add(job)
+                jobs.append(job)
+        return jobs, next_start
+
+    def _start_threads(self, jobs: list[_Job]) -> None:
+        """Starts a thread for each job, without the lock meanwhile: a start takes long, and the rollout need not wait."""
+        failed = []
+        self._lock.release()
+        try:
+            for job in jobs:
                 try:
-                    threading.Thread(target=self._run, args=(job,), name=f"tool-{name}", daemon=True).start()
+                    threading.Thread(target=self._run, args=(job,), name=f"tool-{job.name}", daemon=True).start()
                 except RuntimeError as error:  # no more threads, of which calls that hang keep theirs
-                    self._abandon(job)
-                    self._answer(job, ToolResult(name, f"The call cannot be started: {error}", "infrastructure"))
-        return next_start
+                    failed.append((job, error))
+        finally:
+            self._lock.acquire()
+        for job, error in failed:
+            self._abandon(job)
+            self._answer(job, ToolResult(job.name, f"The call cannot be started: {error}", "infrastructure"))
 
     def _abandon(self, job: _Job) -> None:
         self._running[job.name].discard(job)
