@@ -190,6 +190,15 @@ def test_rows_are_right_when_the_engine_preempts(small_llm, tiny_model, preempte
     assert small_llm.reset_prefix_cache()
 
 
+@pytest.fixture
+def sigint():
+    """Interrupts arrive, also where the test run was started in the background by a shell, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint")
 @pytest.mark.parametrize("when", ["while tools run", "while the engine steps"])
 def test_ctrl_c_leaves_everything_ready_for_the_next_rollout(vllm_engine, when):
     interrupt, calls, whole_steps = threading.Event(), [], []
@@ -238,6 +247,7 @@ def test_ctrl_c_leaves_everything_ready_for_the_next_rollout(vllm_engine, when):
     assert calls
 
 
+@pytest.mark.usefixtures("sigint")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_no_process_outlives_a_rollout_that_is_ended_from_outside(number):
     """With a sandboxed call that never ends and an isolated one that hangs without giving the interpreter back."""
