@@ -67,7 +67,7 @@ def main(bench_args, script_args, training_args, model_args, dataset_args):
         prompts = [prompt for prompt in prompts for _ in range(size)]
         for kind, (branching, num_initial) in kinds.items():
             sampler.branching, sampler.num_initial = branching, num_initial
-            groups = trainer._groups(*trainer._tokenize(prompts, size), size)
+            groups = trainer._groups(prompts, *trainer._tokenize(prompts, size), size)
             began = time.perf_counter()
             trees = sampler.run(groups, generation)
             if generation:  # the first one warms up

@@ -179,14 +179,19 @@ def test_rows_are_right_when_the_engine_preempts(small_llm, tiny_model, preempte
     with ToolRunner({"tool": quick}) as runner:
         sampler = Sampler(engine, ShortTurns(), runner, Limits(100, 6), branching, num_initial=4, vocab_size=320)
         group = Prompt(random_prompts([70]) * 8, 0, Environments({"tool": quick}))
-        for generation in range(2):
+        forked = False
+        for generation in range(20):
             (tree,) = sampler.run([group], generation)
-            assert any(t.parent is not None for t in tree.trajectories)
+            forked = forked or any(t.parent is not None for t in tree.trajectories)
             for trajectory, row in zip(tree.trajectories, tree.rows(STOP), strict=True):
                 logprobs, _ = reference(tiny_model, tree.prompt_ids[trajectory.source], row.ids)
                 sampled = [(own, true.item()) for own, true, m in zip(row.logprobs, logprobs, row.mask) if m]
                 assert max(abs(own - true) for own, true in sampled) < 1e-4
+            # How many rows meet in the engine depends on when their tools answer.
+            if ids and forked:
+                break
     assert ids, "nothing was preempted"
+    assert forked
     assert small_llm.reset_prefix_cache()
 
 
