@@ -63,7 +63,7 @@ def test_a_healthy_run_is_left_alone(warned):
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_each_symptom_is_reported_once_with_what_to_do(name, warned):
+def test_c24_each_symptom_is_reported_once_with_what_to_do(name, warned):
     changes, remedy = SICK[name]
     [symptom] = symptoms({**HEALTHY, **changes})
     run = Run(dialect="native")
