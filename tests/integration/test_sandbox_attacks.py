@@ -480,6 +480,13 @@ def test_who_stops_waiting_stops_the_call(box):
         assert time.monotonic() < deadline
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.parametrize("tier", TIERS)
 def test_when_the_trainer_is_killed_nothing_is_left(tier, tmp_path):
     trainer = f"""
@@ -505,5 +512,5 @@ sys.stdin.read()
         assert len(pids) >= 2
         process.kill()
     deadline = time.monotonic() + 10
-    while left := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
+    while left := [pid for pid in pids if is_alive(pid)]:
         assert time.monotonic() < deadline, left
