@@ -12,6 +12,18 @@ from arpo_trl import ARPOConfig, ARPOTrainer
 from tests.small_models import WORDS, count_words, search
 
 
+# A short run on a CPU that writes nothing.
+CPU_RUN = {
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "bf16": False,
+    "save_strategy": "no",
+    "report_to": "none",
+    "logging_steps": 1,
+    "disable_tqdm": True,
+}
+
+
 def make_trainer(
     model_dir: str, output_dir: str, options: dict, more_rewards=(), num_prompts=64, **arguments
 ) -> ARPOTrainer:
@@ -26,14 +38,8 @@ def make_trainer(
         "max_completion_length": 64,
         "entropy_window": 4,
         "dialect": "tagged",
-        "gradient_checkpointing": False,
-        "use_cpu": True,
-        "bf16": False,
-        "save_strategy": "no",
-        "report_to": "none",
-        "logging_steps": 1,
+        **CPU_RUN,
         "loss_type": "dapo",
-        "disable_tqdm": True,
     }
     prompts = [f"{first} {second}" for first in WORDS for second in WORDS][:num_prompts]
     rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in prompts]

@@ -12,6 +12,7 @@ from arpo_trl import ARPOConfig, ARPOTrainer
 from arpo_trl.demo.tracks import Tracks, animals, hunts
 from arpo_trl.rollout.environments import EnvironmentForkError, factory_tools, rehearse
 from tests.scripted import ScriptedEngine, hashed
+from tests.training_run import CPU_RUN
 from tests.unit.test_demo_tracks import replay
 
 
@@ -58,13 +59,7 @@ def make_trainer(model_dir, tokenizer, folder, environment, reward_funcs, **opti
             "max_steps": 2,
             "max_completion_length": 1000,
             "entropy_window": 4,
-            "gradient_checkpointing": False,
-            "use_cpu": True,
-            "bf16": False,
-            "save_strategy": "no",
-            "report_to": "none",
-            "logging_steps": 1,
-            "disable_tqdm": True,
+            **CPU_RUN,
             **options,
         },
     )

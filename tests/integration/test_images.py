@@ -22,6 +22,7 @@ from arpo_trl.rollout.vision import ImageEncoder
 from arpo_trl.tools.contract import ToolResult
 from arpo_trl.tools.images import ImageZoom
 from tests.small_vlm import small_vlm
+from tests.training_run import CPU_RUN
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +189,8 @@ def make_trainer(vlm, folder, reward, **options) -> ARPOTrainer:
                 "learning_rate": 1e-3,
                 "max_completion_length": 700,
                 "entropy_window": 4,
-                "gradient_checkpointing": False,
-                "use_cpu": True,
-                "bf16": False,
-                "save_strategy": "no",
-                "report_to": "none",
-                "logging_steps": 1,
+                **CPU_RUN,
                 "rollout_log": True,
-                "disable_tqdm": True,
                 **options,
             },
         ),
