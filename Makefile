@@ -71,8 +71,13 @@ style: install
 docs: install
 	$(BIN)/python scripts/make_config_reference.py
 
+# Every benchmark once; that of the rollout comes first, since it makes the model.
 bench: install
-	set -e; for script in scripts/bench_*.py; do $(BIN)/python $$script; done
+	$(BIN)/python scripts/bench_rollout.py --quick
+	$(BIN)/python scripts/bench_aepo.py --config recipes/cpu/arpo_native.yaml
+	$(BIN)/python scripts/bench_probe.py --model runs/demo_native/sft
+	$(BIN)/python scripts/bench_update.py
+	$(BIN)/python scripts/bench_tools.py
 
 # Both lock files, from setup.py. What is pinned stays where it can; `make lock UPGRADE=--upgrade` moves it.
 # uv does not read pip's configuration: the place where pip finds torch's CPU build is handed to it.

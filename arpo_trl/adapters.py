@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, PreTrainedModel
-from transformers.utils import is_bitsandbytes_available
+from transformers.utils import cached_file, find_adapter_config_file, is_bitsandbytes_available
 from trl import GRPOConfig, ModelConfig
 from trl.trainer.utils import create_model_from_path
 
@@ -17,23 +19,32 @@ if TYPE_CHECKING:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
 
-def is_adapter(folder: str | Path) -> bool:
-    """Whether a folder holds an adapter rather than a whole model."""
-    return (Path(folder) / "adapter_config.json").is_file()
+def is_adapter(model: str | Path, revision: str | None = None) -> bool:
+    """Whether a folder, or a repository on the Hub, holds an adapter rather than a whole model."""
+    if not Path(model).is_dir():
+        try:
+            validate_repo_id(str(model))
+        except HFValidationError:  # a folder that is not there
+            return False
+    return find_adapter_config_file(str(model), revision=revision) is not None
 
 
-def base_of(folder: str | Path) -> str:
-    """Folder, or name on the Hub, of the model that an adapter was trained on."""
+def base_of(adapter: str | Path, revision: str | None = None) -> tuple[str, str | None]:
+    """Folder, or name on the Hub, of the model that an adapter was trained on, and its revision where that is known."""
     from peft import PeftConfig
 
-    return PeftConfig.from_pretrained(folder).base_model_name_or_path
+    config = PeftConfig.from_pretrained(str(adapter), revision=revision)
+    return config.base_model_name_or_path, config.revision
 
 
-def tokenizer_source(model: str | Path) -> str:
-    """Where to load a model's tokenizer from: its own folder or name; the base model's for an adapter without one."""
-    if is_adapter(model) and not (Path(model) / "tokenizer_config.json").is_file():
-        return base_of(model)
-    return str(model)
+def tokenizer_source(model: str | Path, revision: str | None = None) -> tuple[str, str | None]:
+    """Where a model's tokenizer is, and its revision: with the model; for an adapter without one, with its base."""
+    if is_adapter(model, revision):
+        try:
+            cached_file(str(model), "tokenizer_config.json", revision=revision)
+        except OSError:  # it has no such file
+            return base_of(model, revision)
+    return str(model), revision
 
 
 def check_quantization(model_args: ModelConfig, use_vllm: bool) -> None:
@@ -42,7 +53,7 @@ def check_quantization(model_args: ModelConfig, use_vllm: bool) -> None:
 
     Args:
         model_args ([`~trl.ModelConfig`]):
-            `load_in_4bit`, `load_in_8bit`, `use_peft` and `model_name_or_path` count.
+            `load_in_4bit`, `load_in_8bit`, `use_peft`, `model_name_or_path` and `model_revision` count.
         use_vllm (`bool`):
             Whether vLLM generates.
 
@@ -52,7 +63,7 @@ def check_quantization(model_args: ModelConfig, use_vllm: bool) -> None:
     if not (model_args.load_in_4bit or model_args.load_in_8bit):
         return
     option = "load_in_4bit" if model_args.load_in_4bit else "load_in_8bit"
-    if not (model_args.use_peft or is_adapter(model_args.model_name_or_path)):
+    if not (model_args.use_peft or is_adapter(model_args.model_name_or_path, model_args.model_revision)):
         raise ValueError(f"{option} freezes the model, so that only an adapter can be trained: set use_peft: true.")
     if model_args.load_in_8bit and use_vllm:
         raise ValueError(
@@ -63,15 +74,15 @@ def check_quantization(model_args: ModelConfig, use_vllm: bool) -> None:
         raise ImportError(f"{option} needs bitsandbytes: run `pip install bitsandbytes`.")
 
 
-def load_adapter(folder: str, args: GRPOConfig, arguments: dict[str, Any]) -> "PeftModel":
+def load_adapter(adapter: str, args: GRPOConfig, arguments: dict[str, Any]) -> "PeftModel":
     """
     Loads an adapter over its base model, to train it further.
 
     Args:
-        folder (`str`):
-            The adapter.
+        adapter (`str`):
+            Its folder, or its name on the Hub.
         args ([`~trl.GRPOConfig`]):
-            Its `model_init_kwargs` are those of the base model.
+            Its `model_init_kwargs` are those of the base model, but for `revision`, which is the adapter's.
         arguments (`dict[str, Any]`):
             Keyword arguments for [`~trl.GRPOTrainer`], which are changed: the model stands for `quantization_config`
             and `peft_config`, and the adapter's own tokenizer is the default.
@@ -83,29 +94,33 @@ def load_adapter(folder: str, args: GRPOConfig, arguments: dict[str, Any]) -> "P
 
     options = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
     args.model_init_kwargs = None
-    options.pop("revision", None)  # of what `folder` names
+    revision = options.pop("revision", None)
     if (quantization := arguments.pop("quantization_config", None)) is not None:
         options["quantization_config"] = quantization
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         options["device_map"] = None
     arguments["peft_config"] = None
     if arguments.get("processing_class") is None:
+        source, source_revision = tokenizer_source(adapter, revision)
         arguments["processing_class"] = AutoProcessor.from_pretrained(
-            tokenizer_source(folder),
+            source,
+            revision=source_revision,
             truncation_side="left",
             padding_side="left",
             trust_remote_code=args.trust_remote_code,
         )
-    return PeftModel.from_pretrained(create_model_from_path(base_of(folder), **options), folder, is_trainable=True)
+    base, base_revision = base_of(adapter, revision)
+    model = create_model_from_path(base, revision=base_revision, **options)
+    return PeftModel.from_pretrained(model, adapter, revision=revision, is_trainable=True)
 
 
-def merge_adapter(folder: str | Path, output_dir: str | Path) -> PreTrainedModel:
+def merge_adapter(adapter: str | Path, output_dir: str | Path) -> PreTrainedModel:
     """
     Merges an adapter into its base model and saves the result, with the tokenizer, as a model that needs no PEFT.
 
     Args:
-        folder (`str` or `Path`):
-            The adapter.
+        adapter (`str` or `Path`):
+            Its folder, or its name on the Hub.
         output_dir (`str` or `Path`):
             Where to save the model, in the base model's data type.
 
@@ -113,16 +128,18 @@ def merge_adapter(folder: str | Path, output_dir: str | Path) -> PreTrainedModel
         [`~transformers.PreTrainedModel`]: The merged model.
 
     Raises:
-        ValueError: If `folder` holds no adapter.
+        ValueError: If `adapter` is none.
     """
-    if not is_adapter(folder):
-        raise ValueError(f"{folder} holds no adapter (adapter_config.json), so there is nothing to merge.")
+    if not is_adapter(adapter):
+        raise ValueError(f"{adapter} holds no adapter (adapter_config.json), so there is nothing to merge.")
     from peft import PeftModel
 
-    base = AutoModelForCausalLM.from_pretrained(base_of(folder), dtype="auto")
-    model = PeftModel.from_pretrained(base, folder).merge_and_unload(safe_merge=True)
+    base, revision = base_of(adapter)
+    model = AutoModelForCausalLM.from_pretrained(base, revision=revision, dtype="auto")
+    model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(safe_merge=True)
     model.save_pretrained(output_dir)
-    AutoTokenizer.from_pretrained(tokenizer_source(folder)).save_pretrained(output_dir)
+    source, revision = tokenizer_source(adapter)
+    AutoTokenizer.from_pretrained(source, revision=revision).save_pretrained(output_dir)
     return model
 
 

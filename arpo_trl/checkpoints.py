@@ -1,9 +1,10 @@
 """Checkpoints from which a run goes on as if it had not been stopped.
 
-[`~transformers.Trainer`] saves weights, optimizer, schedule and global random states. Here is what it lacks for a
-[`~trl.GRPOTrainer`]: rollouts not yet used, counters, the state of the transformers engine's generator, what was
-measured since the last log, a synchronized reference model; a manifest, written last, that tells a whole checkpoint from half of one; and no deletion
-of the last checkpoint before the next is whole.
+[`~transformers.Trainer`] saves weights, optimizer, schedule and global random states. Here is what it lacks: a manifest,
+written last, that tells a whole checkpoint from half of one, and no deletion of the last checkpoint before the next is
+whole ([`CheckpointMixin`]); and for a [`~trl.GRPOTrainer`] rollouts not yet used, counters, the state of the
+transformers engine's generator, what was measured since the last log, a synchronized reference model
+([`RolloutCheckpointMixin`]).
 """
 
 import json
@@ -17,17 +18,16 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model, send_to_device
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from transformers import TrainerState
+from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOConfig
 
 
 logger = get_logger(__name__)
 
 MANIFEST = "manifest.json"
 REFERENCE_FILE = "reference_model.pt"
-# With other values the data position, the rollouts or the random draws would be others.
+# With other values the data position, the rollouts or the random draws would be others. Those that a trainer has count.
 SETTINGS = (
     *("world_size", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
     *("num_generations", "num_iterations", "seed"),
@@ -51,20 +51,20 @@ def state_file(rank: int) -> str:
     return f"rollouts_{rank}.pt"
 
 
-def write_manifest(folder: str | Path, args: GRPOConfig) -> None:
+def write_manifest(folder: str | Path, args: TrainingArguments) -> None:
     """
     Marks a checkpoint as complete: from now on all its files must be there, in their present size.
 
     Args:
         folder (`str` or `Path`):
             The checkpoint.
-        args ([`~trl.GRPOConfig`]):
+        args ([`~transformers.TrainingArguments`]):
             Arguments of the run.
     """
     folder = Path(folder)
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
     manifest = {
-        "settings": {name: getattr(args, name) for name in SETTINGS},
+        "settings": _settings(args),
         "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(paths)},
     }
     # Renamed when it is whole, since one that is cut off would hide which files there should be.
@@ -99,19 +99,19 @@ def check_complete(folder: str | Path) -> dict[str, Any]:
         found = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if found != size:
             raise IncompleteCheckpoint(f"{folder} is not complete: {name} has {found} of {size} bytes")
-    if state_file(0) not in manifest["files"]:
+    if not any(name.startswith("rng_state") for name in manifest["files"]):
         raise IncompleteCheckpoint(f"{folder} holds only the model, since it was saved with save_only_model=True")
     return manifest["settings"]
 
 
-def find_checkpoint(resume_from_checkpoint: str | bool | None, args: GRPOConfig) -> str | None:
+def find_checkpoint(resume_from_checkpoint: str | bool | None, args: TrainingArguments) -> str | None:
     """
     Finds the checkpoint to go on from.
 
     Args:
         resume_from_checkpoint (`str` or `bool`, *optional*):
             A checkpoint, or `True` (`"true"` on a command line) for the newest complete one in `args.output_dir`.
-        args ([`~trl.GRPOConfig`]):
+        args ([`~transformers.TrainingArguments`]):
             Arguments of the run.
 
     Returns:
@@ -140,8 +140,9 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, args: GRPOConfig)
         else:
             logger.warning("There is no complete checkpoint in %s: the run starts at the beginning.", args.output_dir)
             return None
-    present = {name: getattr(args, name) for name in SETTINGS}
-    if changed := [name for name in SETTINGS if settings[name] != present[name]]:
+    present = _settings(args)
+    names = dict.fromkeys([*present, *settings])  # another kind of trainer has others
+    if changed := [name for name in names if settings.get(name) != present.get(name)]:
         raise ValueError(
             f"{checkpoint} was written with {_listed(settings, changed)}, now it is {_listed(present, changed)}. A run "
             "goes on with the same values only; to start another one from its weights, set model_name_or_path to it."
@@ -179,6 +180,10 @@ def delete_old_checkpoints(output_dir: str | Path, limit: int | None, keep: str 
             shutil.rmtree(folder)
 
 
+def _settings(args: TrainingArguments) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
+
+
 def _step(folder: Path) -> int:
     return int(folder.name.rpartition("-")[2])
 
@@ -189,35 +194,21 @@ def _completed(folder: Path) -> int:
 
 
 def _listed(settings: Mapping[str, Any], names: Iterable[str]) -> str:
-    return ", ".join(f"{name}={settings[name]}" for name in names)
+    return ", ".join(f"{name}={settings.get(name)}" for name in names)
 
 
 class CheckpointMixin:
     """
-    Makes a [`~trl.GRPOTrainer`] subclass resumable. It is to stand before it among the base classes.
-
-    A run in deterministic mode that is stopped at any moment and resumed gives the same weights and logs as one that
-    was not stopped. Without that mode it goes on from the same state, but arrival times shape its rollouts as ever.
+    Makes a [`~transformers.Trainer`] subclass write checkpoints that are whole or not there, and go on from whole ones
+    only. It is to stand before it among the base classes.
     """
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
-        """Trains, from the beginning or from a checkpoint, see [`find_checkpoint`]; else as in TRL."""
+        """Trains, from the beginning or from a checkpoint, see [`find_checkpoint`]; else as in transformers."""
         checkpoint = find_checkpoint(resume_from_checkpoint, self.args)
-        self._finished_epochs = 0
         if checkpoint is not None:
-            state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
-            self._finished_epochs = int(state.epoch)
             self.args.eval_on_start = False  # this is not the start
         return super().train(checkpoint, *args, **kwargs)
-
-    def _get_train_sampler(self, dataset=None):
-        sampler = super()._get_train_sampler(dataset)
-        # Its generator goes on from epoch to epoch: each one draws a permutation.
-        for _ in range(self._finished_epochs):
-            next(iter(sampler))
-        return sampler
-
-    # Saving
 
     def _save_checkpoint(self, model, trial) -> None:
         run_dir = self._get_output_dir(trial=trial)
@@ -241,8 +232,6 @@ class CheckpointMixin:
             self.args.save_total_limit = limit
         if self.args.should_save:
             delete_old_checkpoints(run_dir, limit, keep=self.state.best_model_checkpoint)
-        # The engine gets its weights, and an empty prefix cache, as it will after a resumption.
-        self._last_loaded_step = -1
 
     def _complete_checkpoint(self, folder: str) -> None:
         self.accelerator.wait_for_everyone()
@@ -252,6 +241,38 @@ class CheckpointMixin:
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         self._complete_checkpoint(checkpoint_folder)
         super()._push_from_checkpoint(checkpoint_folder)
+
+
+class RolloutCheckpointMixin(CheckpointMixin):
+    """
+    Makes a [`~trl.GRPOTrainer`] subclass resumable. It is to stand before it among the base classes.
+
+    A run in deterministic mode that is stopped at any moment and resumed gives the same weights and logs as one that
+    was not stopped. Without that mode it goes on from the same state, but arrival times shape its rollouts as ever.
+    """
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
+        """Trains, from the beginning or from a checkpoint, see [`find_checkpoint`]; else as in TRL."""
+        checkpoint = find_checkpoint(resume_from_checkpoint, self.args)
+        self._finished_epochs = 0
+        if checkpoint is not None:
+            state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+            self._finished_epochs = int(state.epoch)
+        return super().train(checkpoint, *args, **kwargs)
+
+    def _get_train_sampler(self, dataset=None):
+        sampler = super()._get_train_sampler(dataset)
+        # Its generator goes on from epoch to epoch: each one draws a permutation.
+        for _ in range(self._finished_epochs):
+            next(iter(sampler))
+        return sampler
+
+    # Saving
+
+    def _save_checkpoint(self, model, trial) -> None:
+        super()._save_checkpoint(model, trial)
+        # The engine gets its weights, and an empty prefix cache, as it will after a resumption.
+        self._last_loaded_step = -1
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)

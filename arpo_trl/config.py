@@ -293,9 +293,9 @@ class ARPOConfig(GRPOConfig):
             self._check_token_micro_batches()
         if self.rollout_timeout is None:
             self.rollout_timeout = 0.9 * self.ddp_timeout
-        elif not 0 < self.rollout_timeout <= self.ddp_timeout:
+        elif not 0 < self.rollout_timeout < self.ddp_timeout:
             raise ValueError(
-                f"rollout_timeout ({self.rollout_timeout} s) must be positive and at most ddp_timeout "
+                f"rollout_timeout ({self.rollout_timeout} s) must be positive and less than ddp_timeout "
                 f"({self.ddp_timeout} s), after which waiting processes are killed."
             )
         reserved = [key for key in self.generation_kwargs or {} if key in RESERVED_GENERATION_KWARGS]

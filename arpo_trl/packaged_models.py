@@ -61,10 +61,11 @@ def _on_hub(name: str) -> bool:
     from huggingface_hub import file_exists, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+    files = ("config.json", "adapter_config.json")
+    if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
         return True
     try:
-        return file_exists(name, "config.json")
+        return any(file_exists(name, file) for file in files)
     except (OfflineModeIsEnabled, HfHubHTTPError, httpx.TransportError, OSError):
         return False
 

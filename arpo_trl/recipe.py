@@ -185,10 +185,9 @@ def trainer_arguments(
     cache = ToolCache(script_args.tool_cache_dir) if script_args.tool_cache_dir else None
 
     model = resolve_model(model_args.model_name_or_path, packaged=script_args.packaged_model)
+    source, revision = tokenizer_source(model, model_args.model_revision)
     tokenizer = AutoTokenizer.from_pretrained(
-        tokenizer_source(model),
-        revision=model_args.model_revision,
-        trust_remote_code=training_args.trust_remote_code,
+        source, revision=revision, trust_remote_code=training_args.trust_remote_code
     )
     prompts = {
         "name": script_args.dataset_config,

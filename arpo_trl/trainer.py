@@ -17,7 +17,7 @@ from trl.data_utils import is_conversational
 
 from .adapters import is_adapter, load_adapter
 from .branching import BranchingOptions
-from .checkpoints import CheckpointMixin
+from .checkpoints import RolloutCheckpointMixin
 from .config import ARPOConfig
 from .objectives import hard_attribution, token_identities
 from .prefix_sharing import PrefixSharingMixin, TokenMicroBatchMixin
@@ -42,7 +42,7 @@ from .tools.runner import ToolRunner
 from .trl_compat import check_server_mode, check_trl, check_vllm, replaced_vllm_generation
 
 
-class ARPOTrainer(CheckpointMixin, TokenMicroBatchMixin, PrefixSharingMixin, GRPOTrainer):
+class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMixin, GRPOTrainer):
     """
     Trainer for Agentic Reinforced Policy Optimization (ARPO), from the paper [Agentic Reinforced Policy
     Optimization](https://huggingface.co/papers/2507.19849).
@@ -86,8 +86,8 @@ class ARPOTrainer(CheckpointMixin, TokenMicroBatchMixin, PrefixSharingMixin, GRP
         tool_cache ([`ToolCache`], *optional*):
             Where tools whose options ask for it keep their answers.
         model, reward_funcs, train_dataset, environment_factory, ... :
-            As in [`~trl.GRPOTrainer`]. `model` may also be the folder of an adapter, which is trained further: its own
-            settings hold, whatever `peft_config` says.
+            As in [`~trl.GRPOTrainer`]. `model` may also be an adapter, a folder or on the Hub, which is trained further:
+            its own settings hold, whatever `peft_config` says.
 
     Raises:
         ValueError: For arguments that do not go together; the message says what to change.
@@ -125,7 +125,7 @@ class ARPOTrainer(CheckpointMixin, TokenMicroBatchMixin, PrefixSharingMixin, GRP
         if args is None:
             args = ARPOConfig()
         self._check_arguments(args, tools, environment_factory, rollout_func)
-        if isinstance(model, str) and is_adapter(model):
+        if isinstance(model, str) and is_adapter(model, (args.model_init_kwargs or {}).get("revision")):
             model = load_adapter(model, args, kwargs)
         tools = list(tools or [])
         replaced = contextlib.nullcontext()

@@ -11,6 +11,8 @@ Both sides get the same prompts, sampling parameters, number of rows and tools; 
 long. Each side starts with an empty prefix cache. Seconds are wall time, all of `_generate` included: prompts to token
 ids before, rows to messages after.
 
+Where tools wait, TRL's loop runs once and ours three times, else both fifteen times; a row is about the middle one.
+
 - wall ÷ bound: wall time of ours ÷ max(engine busy, longest chain), where *engine busy* is the time inside the engine's
   own steps, and *longest chain* of a row is the sum of the steps in which its turns were sampled and of its tools' own
   time, with what had to be known before it could start (the window before a fork, AEPO's probe, the end of rows before
@@ -219,18 +221,19 @@ class Bench:
             "cache_hit_rate": metrics["rollout/prefix_cache_hit_rate"],
         }
 
-    def latency(self, latency: str, rows: int, branching: bool, repeats: int) -> dict:
-        """Ours beside TRL's loop, in turns; the middle one of `repeats` where a tool does not wait."""
-        repeats = repeats if latency == "0" else 1
+    def latency(self, latency: str, rows: int, branching: bool) -> dict:
+        """Ours beside TRL's loop, of each the middle one of several runs in turns. Without latency these are many: there
+        the engine is all that counts, and its speed and what is sampled differ by more than the two loops do."""
+        repeats, trl_repeats = (15, 15) if latency == "0" else (3, 1)
         trl, ours = [], []
-        for _ in range(repeats):
-            if not branching:
+        for repeat in range(repeats):
+            if not branching and repeat < trl_repeats:
                 trl.append(self.run_trl(rows, latency))
             ours.append(self.run_ours(rows, latency, branching))
         row = {"case": f"latency_{latency}_rows_{rows}_{'branching' if branching else 'linear'}"}
         middle = sorted(ours, key=lambda run: run["wall_s"])[repeats // 2]
         if trl:
-            reference = sorted(trl, key=lambda run: run["trl_wall_s"])[repeats // 2]
+            reference = sorted(trl, key=lambda run: run["trl_wall_s"])[trl_repeats // 2]
             row |= {"speedup": reference["trl_wall_s"] / middle["wall_s"], **reference}
         return row | middle
 
@@ -251,21 +254,28 @@ class Bench:
             **sorted(forked, key=lambda run: run["wall_s"])[seeds // 2],
         }
 
-    def sustained(self, rollouts: int, rows: int = 64) -> dict:
-        """Many rollouts in a row, forks included: time and memory."""
-        walls, memory = [], []
-        for rollout in range(rollouts):
-            run = self.run_ours(rows, "0", branching=True, seed=rollout)
-            walls.append(run["wall_s"] / run["tokens_sampled"])
+    def sustained(self, rollouts: int, rows: int = 64, different: int = 5) -> dict:
+        """Many rollouts in a row, forks included: time and memory. The second to sixth differ, those after them are
+        the same five again (questions and every request's seed), so that each has one of its own work to compare with."""
+        # The pages of vLLM's KV cache become resident at first use, which would look as if something grew.
+        for cache in self.llm.llm_engine.model_executor.driver_worker.model_runner.kv_caches:
+            cache.zero_()
+        self.ours._sampler.seed_requests = True
+        runs, memory = [], []
+        for rollout in range(max(rollouts, different + 2)):
+            self.ours._rollouts["train"] = 0  # what, with the seed, the requests' seeds derive from
+            runs.append(self.run_ours(rows, "0", branching=True, seed=rollout % different))
             memory.append(current_memory())
-        later = walls[min(6, rollouts - 1) :]
+        first, later = runs[1 : different + 1], list(enumerate(runs))[different + 1 :]
+        ratios = [run["wall_s"] / first[(rollout - 1) % different]["wall_s"] for rollout, run in later]
         return {
-            "case": f"rollouts_{rollouts}",
-            "second_us_per_token": 1e6 * walls[1],
-            "later_us_per_token": 1e6 * statistics.median(later),
-            "later_over_second": statistics.median(later) / walls[1],
-            "memory_second_mb": memory[1],
-            "memory_last_mb": memory[-1],
+            "case": f"rollouts_{len(runs)}",
+            "later_over_first": statistics.median(ratios),
+            "later_over_second": statistics.median(run["wall_s"] for _, run in later[::different]) / runs[1]["wall_s"],
+            "last_over_seventh_memory": memory[-1] / memory[different + 1],
+            "tokens_sampled": [run["tokens_sampled"] for run in runs],
+            "wall_s": [run["wall_s"] for run in runs],
+            "memory_mb": memory,
         }
 
 
@@ -297,7 +307,7 @@ def cases(bench: Bench, quick: bool) -> Iterator[tuple[str, Callable[[], dict]]]
     for rows in (64, 256):
         for branching in (False, True):
             for latency in LATENCIES:
-                run = functools.partial(bench.latency, latency, rows, branching, repeats=3)
+                run = functools.partial(bench.latency, latency, rows, branching)
                 yield f"latency_{latency}_rows_{rows}_{'branching' if branching else 'linear'}", run
         yield f"branching_rows_{rows}", functools.partial(bench.fractions, rows)
 

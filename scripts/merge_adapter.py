@@ -3,9 +3,9 @@ Merges an adapter into its base model, as a model that transformers and vLLM loa
 
     python scripts/merge_adapter.py runs/demo/arpo_lora runs/demo/arpo_merged
 
-The adapter is a run's output folder or one of its checkpoints; it names its base model itself. The result has the data
-type in which the base model was saved; an adapter that was trained on a quantized base (QLoRA) is merged into the
-unquantized one.
+The adapter is a run's output folder, one of its checkpoints, or a name on the Hub; it names its base model itself. The
+result has the data type in which the base model was saved; an adapter that was trained on a quantized base (QLoRA) is
+merged into the unquantized one.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from arpo_trl.recipe import one_sentence_errors
 def main(args: argparse.Namespace) -> None:
     model = merge_adapter(args.adapter, args.output_dir)
     print(
-        f"{args.adapter} merged into {base_of(args.adapter)}: {model.num_parameters():,} parameters in "
+        f"{args.adapter} merged into {base_of(args.adapter)[0]}: {model.num_parameters():,} parameters in "
         f"{str(model.dtype).removeprefix('torch.')}, saved to {args.output_dir}."
     )
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("adapter", help="folder of the adapter")
+    parser.add_argument("adapter", help="folder of the adapter, or its name on the Hub")
     parser.add_argument("output_dir", help="folder for the merged model")
     return parser
 

@@ -83,7 +83,11 @@ def main(script_args, training_args, model_args, dataset_args):
     from transformers import AutoTokenizer
     from trl import SFTTrainer, get_peft_config, get_quantization_config
 
+    from arpo_trl.checkpoints import CheckpointMixin, find_checkpoint
     from arpo_trl.data.traces import load_traces
+
+    class Trainer(CheckpointMixin, SFTTrainer):
+        """Goes on where it was killed."""
 
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
@@ -93,6 +97,7 @@ def main(script_args, training_args, model_args, dataset_args):
         **(training_args.model_init_kwargs or {}),
     }
     with one_sentence_errors(), memory_errors(training_args, model_args):
+        training_args.resume_from_checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args)
         tokenizer = AutoTokenizer.from_pretrained(
             model_args.model_name_or_path,
             revision=model_args.model_revision,
@@ -112,7 +117,7 @@ def main(script_args, training_args, model_args, dataset_args):
             sys.exit(dry_run_sft(script_args, training_args, model_args, datasets["train"]))
         # Tagged rows carry their labels already.
         training_args.assistant_only_loss = script_args.dialect == "native"
-        trainer = SFTTrainer(
+        trainer = Trainer(
             model=model_args.model_name_or_path,
             args=training_args,
             train_dataset=datasets["train"],

@@ -13,6 +13,8 @@ class CompletionServer(ThreadingHTTPServer):
     Attributes:
         sends_ids (`bool`):
             Whether with `token_ids` and `top_logprobs`.
+        likeliest (`dict[str, float]`, *optional*):
+            Tokens and logprobs of `top_logprobs`, beside the sampled one's.
         status (`int`):
             Answers with this status and no stream unless it is 200.
         waits (`threading.Event`, *optional*):
@@ -26,6 +28,7 @@ class CompletionServer(ThreadingHTTPServer):
     def __init__(self, tokenizer, reply):
         self.tokenizer, self.reply, self.bodies = tokenizer, reply, []
         self.sends_ids, self.status, self.waits = True, 200, None
+        self.likeliest = {"token_id:1": -1.5, "token_id:2": -3.0}
         self.closed_early = threading.Event()
         super().__init__(("127.0.0.1", 0), _CompletionHandler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
@@ -53,7 +56,7 @@ class _CompletionHandler(BaseHTTPRequestHandler):
                 choice["logprobs"] = {"token_logprobs": [-0.5]}
                 if self.server.sends_ids:
                     choice["token_ids"] = [token]
-                    likeliest = {f"token_id:{token}": -0.5, "token_id:1": -1.5, "token_id:2": -3.0}
+                    likeliest = self.server.likeliest and {f"token_id:{token}": -0.5, **self.server.likeliest}
                     if body["logprobs"]:
                         choice["logprobs"]["top_logprobs"] = [likeliest]
                 self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())

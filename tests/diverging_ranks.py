@@ -9,7 +9,7 @@ from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler
 from arpo_trl.rollout.tensor_parallel import RanksDiverged, TensorParallelRollout
 from arpo_trl.tools.runner import ToolRunner
-from tests.scripted import FIRST_WORD, STOP, VOCAB, NumberDialect, ScriptedEngine, random_token
+from tests.scripted import FIRST_WORD, STOP, VOCAB, NumberDialect, ScriptedEngine, hashed, random_token
 
 
 def tool(number: int) -> str:
@@ -39,6 +39,15 @@ def rollout(engine: ScriptedEngine, fails: bool = False) -> list:
         return group.run(mine, sample)
 
 
+class RefusingEngine(ScriptedEngine):
+    """Takes two of three requests; the ranks that follow must not hear of the others."""
+
+    def submit(self, request):
+        if hashed(request.id) % 3 == 0:
+            raise ValueError("no room for it")
+        super().submit(request)
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     trees = rollout(ScriptedEngine(random_token(1, 0.02)))
@@ -52,7 +61,13 @@ if __name__ == "__main__":
         assert "no sampling today" in str(error)
         print("leader failure seen", flush=True)
 
-    try:
-        rollout(ScriptedEngine(random_token(dist.get_rank(), 0.001)))
-    except RanksDiverged:
-        print("RanksDiverged caught", flush=True)
+    rows = [row for tree in rollout(RefusingEngine(random_token(1, 0.1))) for row in tree.trajectories]
+    refused = [row for row in rows if row.finish_reason == "error"]
+    assert 0 < len(refused) < len(rows) == 8 * (1 + dist.get_rank())
+    print("refused rows end alone", flush=True)
+
+    for stop_share, length in ((0.001, "long"), (0.5, "short")):
+        try:
+            rollout(ScriptedEngine(random_token(dist.get_rank(), stop_share)))
+        except RanksDiverged:
+            print(f"RanksDiverged caught in a {length} rollout", flush=True)

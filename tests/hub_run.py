@@ -9,8 +9,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from arpo_trl import AEPOConfig, AEPOTrainer, ARPOConfig, ARPOTrainer
+from arpo_trl.adapters import is_adapter, load_adapter, merge_adapter
 from arpo_trl.cli import main as arpo_trl
 from arpo_trl.recipe import finish
+from arpo_trl.reporting.hub import push_model
 from tests import scripted_training
 
 
@@ -78,6 +80,18 @@ def main(model_dir: str, folder: str) -> None:
     assert (
         logits(merged) - logits(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32))
     ).abs().max() > 1e-2
+    again = load_adapter("tester/adapter", adapter.args, {})
+    assert torch.equal(logits(again), logits(adapter.model))
+    assert all(parameter.requires_grad for name, parameter in again.named_parameters() if "lora_" in name)
+    push_model(f"{folder}/adapter", "tester/revised", revision="v1")
+    assert is_adapter("tester/revised", "v1") and not is_adapter("tester/revised")
+    adapter.args.model_init_kwargs = {"revision": "v1"}
+    arguments = {}
+    revised = load_adapter("tester/revised", adapter.args, arguments)
+    assert torch.equal(logits(revised), logits(adapter.model))
+    assert arguments["processing_class"].chat_template
+    merged_here = merge_adapter("tester/adapter", f"{folder}/merged_here")
+    assert torch.equal(logits(merged_here), logits(merged))
 
     # The baseline tells that it did not fork.
     baseline = run((ARPOTrainer, ARPOConfig), model_dir, f"{folder}/grpo", branching=False)

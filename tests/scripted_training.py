@@ -95,11 +95,10 @@ def build(
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=len(questions) * GROUP // micro_batch,
         num_generations=GROUP,
-        max_completion_length=400,
         bf16=False,
         use_cpu=True,
         seed=3,
-        **{"num_iterations": 2, "epsilon": 0.05, "report_to": [], **options},
+        **{"max_completion_length": 400, "num_iterations": 2, "epsilon": 0.05, "report_to": [], **options},
         # Which forks there are would otherwise depend on which tool answers first.
         **({"deterministic_rollouts": True} if issubclass(config_class, ARPOConfig) else {}),
     )

@@ -249,18 +249,20 @@ def _check_model(recipe: Recipe) -> Iterator[Finding]:
     if name is None:
         raise ValueError("The recipe names no model: set `model_name_or_path`.")
     recipe.model = resolve_model(name, packaged=recipe.script_args.packaged_model)
-    options = {"revision": model_args.model_revision, "trust_remote_code": recipe.args.trust_remote_code}
+    base, revision, trust = recipe.model, model_args.model_revision, recipe.args.trust_remote_code
     try:
-        base = base_of(recipe.model) if is_adapter(recipe.model) else recipe.model
-        recipe.config = AutoConfig.from_pretrained(base, **options)
-        recipe.tokenizer = AutoTokenizer.from_pretrained(tokenizer_source(recipe.model), **options)
+        source, source_revision = tokenizer_source(recipe.model, revision)
+        if is_adapter(recipe.model, revision):
+            base, revision = base_of(recipe.model, revision)
+        recipe.config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=trust)
+        recipe.tokenizer = AutoTokenizer.from_pretrained(source, revision=source_revision, trust_remote_code=trust)
     except OSError as error:
         raise OSError(
             f"The model {name} cannot be loaded: make it, or correct `model_name_or_path`. ({error})"
         ) from None
     stops = recipe.config.get_text_config().eos_token_id
     with contextlib.suppress(OSError):  # not every model has one
-        stops = GenerationConfig.from_pretrained(base, revision=model_args.model_revision).eos_token_id or stops
+        stops = GenerationConfig.from_pretrained(base, revision=revision).eos_token_id or stops
     recipe.stop_token_ids = [stops] if isinstance(stops, int) else list(stops or [])
     yield Finding("model", "ok", f"{name} ({recipe.config.model_type})")
 

@@ -58,7 +58,8 @@ class Generation:
             finish_reason=trajectory.finish_reason,
             tool_calls=dict(Counter(result.name for result in results)),
             tool_failures=sum(result.failure is not None for result in results),
-            infrastructure_failure=any(result.failure == "infrastructure" for result in results),
+            infrastructure_failure=trajectory.finish_reason == "error"
+            or any(result.failure == "infrastructure" for result in results),
             num_tokens=sum(len(segment.ids) for segment in segments if segment.sampled),
             mean_entropy=sum(entropies) / len(entropies) if entropies else None,
         )

@@ -91,11 +91,15 @@ def push_checkpoints(folder: str | Path, repo_id: str, merge: bool = False, priv
 
 
 def _is_model(folder: Path) -> bool:
-    return is_adapter(folder) or (folder / "config.json").is_file()
+    return _is_adapter(folder) or (folder / "config.json").is_file()
+
+
+def _is_adapter(folder: Path) -> bool:
+    return folder.is_dir() and is_adapter(folder)  # what is not there is not looked for on the Hub
 
 
 def _merge(folder: Path, target: Path) -> None:
-    if not is_adapter(folder):
+    if not _is_adapter(folder):
         raise ValueError(f"{folder} holds a whole model, there is nothing to merge; leave `merge` out.")
     merge_adapter(folder, target)
     if (folder / "README.md").is_file():

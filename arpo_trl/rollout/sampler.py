@@ -301,7 +301,9 @@ class Sampler:
         if reason is not None:
             del self._sampling[event.id]
             active.chain_s = self._chain_s = self._chain_to_event(active)
-            trajectory.error = event.error
+            if event.error is not None:
+                self._failures.append(RuntimeError(event.error))
+                trajectory.error = event.error
             if 0 < len(segment.entropies) < active.group.watch(trajectory):  # too short a turn to fill its window
                 self._observe(active)
             self._on_turn(active, reason)

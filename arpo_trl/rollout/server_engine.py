@@ -216,7 +216,7 @@ class ServerEngine:
             self._events.put(error)
         except httpx.ConnectError as error:
             self._events.put(ServerError(f"The server at {self._url} cannot be reached: {error}"))
-        except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+        except Exception as error:  # whatever a server sends, a row without an end would be waited for
             self._events.put(Event(request.id, finish_reason="error", error=f"{type(error).__name__}: {error}"))
 
     # A request that was not taken may be made again; one whose tokens have begun to come may not.

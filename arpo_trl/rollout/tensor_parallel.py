@@ -3,7 +3,8 @@
 Every rank of a group runs its own scheduler, so all must get the same requests at the same steps; one add out of order
 first gives wrong tokens, then hangs. So one rank, the leader, samples the prompts of the whole group and runs their
 tools; its engine tells the others, the followers, what it did before each step. Every request carries a seed, since the
-ranks' own generators may stand anywhere. At intervals the ranks compare a hash of all that went in and came out.
+ranks' own generators may stand anywhere. At intervals, and before rows are used, the ranks compare a hash of all that
+went in and came out.
 """
 
 import hashlib
@@ -90,31 +91,35 @@ class LeadingEngine(_Mirror):
     def submit(self, request: Request) -> None:
         if request.seed is None:
             raise ValueError("With tensor parallelism every request needs a seed.")
+        self._apply(("add", request))  # what the engine refuses the followers need not hear of
         self._commands.append(("add", request))
-        self._apply(self._commands[-1])
 
     def cancel(self, request_id: str) -> None:
+        self._apply(("cancel", request_id))
         self._commands.append(("cancel", request_id))
-        self._apply(self._commands[-1])
 
     def poll(self) -> list[Event]:
         if not (self._commands or self.engine.has_work()):
             return []
-        self._tell(self._commands)
+        self._tell(last=False)
         return self._step()
 
     def end(self) -> None:
-        self.release()
-        self.engine.end()
+        try:
+            self.release()
+        finally:
+            self.engine.end()
 
     def release(self) -> None:
-        """Lets the followers go, once a rollout; those that found a difference have gone already."""
+        """Lets the followers go, once a rollout, after a last comparison; those that found a difference have gone."""
         if self.open and not self.diverged:
-            self._tell(None)
+            self.open = False
+            self._tell(last=True)
+            self._compare()
         self.open = False
 
-    def _tell(self, commands: list[tuple[str, Any]] | None) -> None:
-        dist.broadcast_object_list([commands], group_src=0, group=self.group)
+    def _tell(self, last: bool) -> None:
+        dist.broadcast_object_list([(self._commands, last)], group_src=0, group=self.group)
         self._commands = []
 
 
@@ -124,15 +129,20 @@ class Follower(_Mirror):
     def run(self) -> None:
         self.engine.begin()
         try:
-            while (commands := self._told()) is not None:
+            last = False
+            while not last:
+                commands, last = self._told()
                 for command in commands:
                     self._apply(command)
-                self._step()
+                if not last:
+                    self._step()
+            self._compare()
         finally:
             self.engine.end()
 
-    def _told(self) -> list[tuple[str, Any]] | None:
-        received = [None]
+    def _told(self) -> tuple[list[tuple[str, Any]], bool]:
+        """What the leader did, and whether that was the last of this rollout."""
+        received: list[Any] = [None]
         dist.broadcast_object_list(received, group_src=0, group=self.group)
         return received[0]
 

@@ -30,7 +30,7 @@ from .calling import (
     to_content,
     tool_name,
 )
-from .contract import Failure, InfrastructureError, ToolCall, ToolContext, ToolError, ToolResult
+from .contract import Failure, ToolCall, ToolContext, ToolError, ToolResult
 from .event_loop import EventLoop
 from .isolation import IsolatedTool
 from .options import ToolOptions
@@ -266,7 +266,7 @@ class ToolRunner:
                 return _Job(turn, index, name, self._isolated.get(name, tool), arguments, options, key)
             content, failure = answer
             result = ToolResult(name, to_content(content, options.max_output_chars), failure, cached=True)
-        except (ToolError, InfrastructureError) as error:
+        except Exception as error:  # of a tool's `normalise_arguments`, too
             result = ToolResult(name, to_content(describe_error(error), options.max_output_chars), _kind(error))
         result.latency_s = time.monotonic() - begun
         turn.results[index] = result
@@ -352,7 +352,7 @@ class ToolRunner:
         cached = False
         try:
             content, failure, cached = self._outcome(job)
-        except (InfrastructureError, TimeoutError) as error:  # of the cache; the tool's are read in `_call`
+        except Exception as error:  # of the cache; the tool's are read in `_call`
             content, failure = to_content(describe_error(error), job.options.max_output_chars), _kind(error)
         result = ToolResult(job.name, content, failure, time.monotonic() - job.started, cached)
         with self._lock:

@@ -112,6 +112,14 @@ def test_a_server_that_fails_ends_the_row(completion_server):
     assert [event.finish_reason for event in events] == ["error"] and "503: overloaded" in events[0].error
 
 
+def test_what_no_server_should_send_ends_the_row(completion_server):
+    completion_server.likeliest = None
+    engine = make_server_engine(completion_server)
+    event = drive(engine, Request("a", [4, 5], 10, watch=3))[-1]
+    assert event.finish_reason == "error" and "AttributeError" in event.error
+    assert not engine.has_work()
+
+
 def test_a_server_without_token_ids_is_no_engine_for_training(completion_server):
     completion_server.sends_ids = False
     with pytest.raises(ServerError, match="no token ids"):

@@ -158,6 +158,8 @@ def test_what_makes_every_row_fail_is_an_error():
     with ToolRunner(tools) as runner:
         with pytest.raises(ValueError, match="cannot be taken"):
             rollout(runner, tools, PickyEngine(set(range(6))))
+        with pytest.raises(RuntimeError, match="gave up"):
+            rollout(runner, tools, ScriptedEngine(one_call_then_stop, fails=lambda request: True))
         rollout(runner, tools, generation=1)
 
 

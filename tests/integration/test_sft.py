@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,31 @@ def test_sft_trains_and_saves_model_and_tokenizer(sft, demo):
     assert all(torch.isfinite(torch.tensor(entry["loss"])) for entry in history if "loss" in entry)
 
 
+def test_a_killed_run_goes_on_from_a_whole_checkpoint(sft, demo, tmp_path, caplog):
+    def run(folder, *extra):
+        options = ["--max_steps", "3", "--save_strategy", "steps", "--save_steps", "1", "--output_dir", str(folder)]
+        sft.main(*arguments(sft, demo, *options, *extra))
+        return dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+
+    whole = run(tmp_path / "whole")
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "whole", killed)
+    shutil.rmtree(killed / "checkpoint-3")
+    os.truncate(killed / "checkpoint-2" / "optimizer.pt", 100)
+    written = (killed / "checkpoint-1" / "manifest.json").stat().st_mtime_ns
+    resumed = run(killed, "--resume_from_checkpoint", "true")
+    assert (killed / "checkpoint-1" / "manifest.json").stat().st_mtime_ns == written  # its step was not made again
+    assert (killed / "checkpoint-2" / "manifest.json").stat().st_mtime_ns > written
+    assert "checkpoint-2 is not complete: optimizer.pt" in caplog.text
+    assert all(torch.equal(parameter, resumed[name]) for name, parameter in whole.items())
+    history = json.loads((killed / "trainer_state.json").read_text())["log_history"]
+    assert history[-1]["step"] == 3
+    with pytest.raises(SystemExit, match="'nowhere' is not a folder"):
+        run(killed, "--resume_from_checkpoint", "nowhere")
+    with pytest.raises(SystemExit, match="per_device_train_batch_size=4, now it is .*=2"):
+        run(killed, "--resume_from_checkpoint", "true", "--per_device_train_batch_size", "2")
+
+
 def test_native_dialect_masks_prompt_and_tool_messages(sft, demo):
     """Conversations with tool messages go through TRL's assistant-only loss, the tools' schemas in the prompt."""
     call = {"type": "function", "function": {"name": "search", "arguments": {"query": "captain Bado 1974"}}}
@@ -190,9 +217,9 @@ def test_native_dialect_masks_prompt_and_tool_messages(sft, demo):
     seen = {}
 
     class Recorder(SFTTrainer):
-        def train(self, **kwargs):
+        def train(self, *args, **kwargs):
             seen.update(self.train_dataset[0])
-            return super().train(**kwargs)
+            return super().train(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trl.SFTTrainer", Recorder)

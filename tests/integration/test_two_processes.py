@@ -124,6 +124,8 @@ def test_two_processes_are_one_and_go_on_where_they_were_killed(model_dir, tmp_p
 
 def test_tensor_parallel_ranks_that_differ_fail_loudly(tmp_path):
     output = launch(ROOT / "tests" / "diverging_ranks.py", seconds=120)
-    assert output.count("RanksDiverged caught") == 2
-    assert output.count("leader failure seen") == 2
     assert output.count("same rows everywhere") == 2
+    assert output.count("leader failure seen") == 2
+    assert output.count("refused rows end alone") == 2
+    assert output.count("RanksDiverged caught in a long rollout") == 2
+    assert output.count("RanksDiverged caught in a short rollout") == 2

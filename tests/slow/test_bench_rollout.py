@@ -1,4 +1,4 @@
-"""What the rollout promises, on a machine that is not busy with something else."""
+"""The benchmark of rollouts. What it measures in seconds stands in docs/rollout.md; here is what no busy machine changes."""
 
 import json
 import subprocess
@@ -22,16 +22,23 @@ def test_the_sampler_grows_linearly_and_holds_little(tmp_path):
     rows = bench(tmp_path, "--simulated", "--rows", "1024", "8192")
     small, large = rows["simulated_rows_1024"], rows["simulated_rows_8192"]
     assert large["tokens_sampled"] > 7 * small["tokens_sampled"]
-    assert large["sampler_cpu_us_per_token"] < 1.5 * small["sampler_cpu_us_per_token"]
+    # Eight times the rows: what grew with their square would take eight times as long a token.
+    assert large["sampler_cpu_us_per_token"] < 3 * small["sampler_cpu_us_per_token"]
     assert max(small["bytes_per_token"], large["bytes_per_token"]) <= 200
 
 
 @pytest.mark.slow
 def test_beside_trls_loop(tmp_path):
+    """On the demo's model, which is made first where it is missing."""
     rows = bench(tmp_path, "--quick")
-    assert rows["latency_0_rows_64_linear"]["speedup"] >= 1
-    assert rows["latency_0.2_rows_64_linear"]["speedup"] >= 7
-    assert rows["latency_1_rows_64_linear"]["speedup"] >= 20
-    assert all(row["wall_over_bound"] <= 1.2 for row in rows.values())
-    branching = rows["branching_rows_64"]
+    *linear, branching = rows.values()
+    assert [row["case"] for row in linear] == [f"latency_{seconds}_rows_64_linear" for seconds in ("0", "0.2", "1")]
+    for row in linear:
+        assert row["speedup"] == pytest.approx(row["trl_wall_s"] / row["wall_s"])
+        assert row["bound_s"] == max(row["engine_busy_s"], row["longest_chain_s"]) <= row["wall_s"]
+        # Two calls a row, nearly always; tools that wait do so in TRL's loop one after another.
+        assert 100 < row["tool_calls"] < 180 and 100 < row["trl_tool_calls"] < 180
+        assert 3_000 < row["tokens_sampled"] < 6_000 and 3_000 < row["trl_row_tokens"] < 6_000
+    assert linear[2]["trl_wall_s"] > linear[2]["trl_tool_calls"] * 1.0
+    assert branching["case"] == "branching_rows_64"
     assert branching["tokens_fraction"] <= 0.80 and branching["tool_call_fraction"] <= 0.75

@@ -4,6 +4,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from trl import SFTConfig
 
 from arpo_trl import ARPOConfig
 from arpo_trl.checkpoints import (
@@ -22,7 +23,7 @@ def args(tmp_path):
     return ARPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
 
 
-FILES = ("model.safetensors", state_file(0))
+FILES = ("model.safetensors", "rng_state.pth", state_file(0))
 
 
 def make_checkpoint(args, step, complete=True, files=FILES):
@@ -80,6 +81,17 @@ def test_other_sizes_are_refused(args):
     write_manifest(folder, SimpleNamespace(**others))
     with pytest.raises(ValueError, match="world_size=2, num_generations=4, now it is world_size=1, num_gen.*=8"):
         find_checkpoint(folder, args)
+
+
+def test_a_checkpoint_of_another_kind_of_trainer_is_refused(args):
+    """One of supervised training by a run of reinforcement learning, and the other way round."""
+    supervised = SFTConfig(output_dir=args.output_dir, use_cpu=True, bf16=False)
+    folder = make_checkpoint(supervised, 1)
+    assert find_checkpoint(folder, supervised) == folder
+    with pytest.raises(ValueError, match="num_generations=None, .* now it is .*num_generations=8"):
+        find_checkpoint(folder, args)
+    with pytest.raises(ValueError, match="num_generations=8, .* now it is .*num_generations=None"):
+        find_checkpoint(make_checkpoint(args, 2), supervised)
 
 
 def test_a_manifest_is_whole_or_not_there(args, monkeypatch):

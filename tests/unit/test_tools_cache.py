@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -228,6 +229,28 @@ def test_a_tool_that_says_what_of_the_caller_its_answers_depend_on_is_cached(tmp
             [(_, [result])] = runner.poll(20)
             assert result.content == question
     assert tool.calls == 2
+
+
+def test_a_tool_that_cannot_normalise_what_the_model_wrote_fails_that_call_only(tmp_path):
+    class Picky:
+        def normalise_arguments(self, arguments):
+            return {"url": urlsplit(arguments["url"]).geturl()}
+
+        def fetch(self, url: str) -> str:
+            """
+            Fetches.
+
+            Args:
+                url: What.
+            """
+            return "page"
+
+    tool = Picky()
+    with ToolRunner([tool.fetch], {"fetch": ToolOptions(cache="read-write")}, ToolCache(tmp_path)) as runner:
+        runner.start("turn", [ToolCall("fetch", {"url": url}) for url in ("http://[x", "http://x")], None)
+        [(_, [bad, good])] = runner.poll(20)
+    assert bad.failure == "tool_error" and "Invalid IPv6 URL" in bad.content
+    assert good.failure is None and good.content == "page"
 
 
 def test_a_miss_in_replay_is_an_infrastructure_failure():
