@@ -33,7 +33,7 @@ class Generation:
         tool_failures (`int`):
             How many of them failed.
         infrastructure_failure (`bool`):
-            Whether a tool's backend failed.
+            Whether a tool's backend failed, or the engine gave the row up.
         num_tokens (`int`):
             Sampled tokens.
         mean_entropy (`float`, *optional*):

@@ -37,7 +37,7 @@ class Sample:
         tool_failures (`int`):
             How many of them failed.
         infrastructure_failure (`bool`):
-            Whether a tool's backend failed; then the sample is left out.
+            Whether a tool's backend failed, or the engine gave the row up; then the sample is left out.
         num_tokens (`int`):
             Sampled tokens.
         mean_entropy (`float`, *optional*):

@@ -28,6 +28,7 @@ from arpo_trl.evaluation import (
     summarize,
 )
 from arpo_trl.evaluation.generation import Generation
+from arpo_trl.rollout.tree import RolloutTree
 
 
 # Statistics
@@ -313,6 +314,14 @@ def test_rule_and_judge_side_by_side(parquet, tmp_path):
     assert judged["unscored"] == 2
     with pytest.raises(ValueError, match="needs a judge"):
         evaluate(Pubs(parquet), Scripted(ANSWERS), tmp_path / "none", check="judge")
+
+
+def test_a_row_that_the_engine_gave_up_is_no_wrong_answer():
+    tree = RolloutTree([[1, 2]] * 2)
+    for reason in ("error", "length"):
+        tree.root().finish_reason = reason
+    given_up, cut_off = map(Generation.from_trajectory, tree.trajectories)
+    assert given_up.infrastructure_failure and not cut_off.infrastructure_failure
 
 
 def test_nothing_scored_is_no_error(parquet, tmp_path):
