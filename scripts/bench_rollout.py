@@ -17,8 +17,8 @@ Where tools wait, TRL's loop runs once and ours three times, else both fifteen t
   own steps, and *longest chain* of a row is the sum of the steps in which its turns were sampled and of its tools' own
   time, with what had to be known before it could start (the window before a fork, AEPO's probe, the end of rows before
   a fill).
-- sampler fraction: what is left of the wall time without the time inside vLLM (steps, adding and aborting requests) and
-  the time in which all rows waited for tools, ÷ engine busy.
+- sampler fraction: what is left of the wall time of `Sampler.run` without the time inside vLLM (steps, adding and
+  aborting requests) and the time in which all rows waited for tools, ÷ engine busy.
 - fractions: tokens sampled and tool calls executed with M = 16, N = 8, ÷ those of 16 independent rows a prompt.
 """
 
@@ -159,11 +159,12 @@ class Bench:
         self.llm = engine.llm
         self._inside: Counter[str] = Counter()
         for name in ("step", "add_request", "abort_request"):
-            self._time(name)
+            self._time(self.llm.llm_engine, name)
+        self._time(self.ours._sampler, "run")
 
-    def _time(self, name: str) -> None:
-        """Adds up the seconds inside a method of vLLM's engine, whoever calls it."""
-        method = getattr(self.llm.llm_engine, name)
+    def _time(self, owner: object, name: str) -> None:
+        """Adds up the seconds inside a method, whoever calls it."""
+        method = getattr(owner, name)
 
         def timed(*args, **kwargs):
             begun = time.perf_counter()
@@ -172,7 +173,7 @@ class Bench:
             finally:
                 self._inside[name] += time.perf_counter() - begun
 
-        setattr(self.llm.llm_engine, name, timed)
+        setattr(owner, name, timed)
 
     def prompts(self, rows: int, seed: int = 0) -> list[list[dict]]:
         questions = task.questions(rows // M, seed)
@@ -209,7 +210,8 @@ class Bench:
         measured = self._measure(self.ours, self.prompts(rows, seed), latency)
         metrics = {name: values[-1] for name, values in self.ours._metrics["train"].items()}
         bound = max(measured["engine_busy_s"], metrics["rollout/longest_chain_s"])
-        own = metrics["rollout/wall_s"] - self._inside.total() - metrics["rollout/tool_wait_s"]
+        inside = sum(seconds for name, seconds in self._inside.items() if name != "run")
+        own = self._inside["run"] - inside - metrics["rollout/tool_wait_s"]
         return {
             **measured,
             "longest_chain_s": metrics["rollout/longest_chain_s"],

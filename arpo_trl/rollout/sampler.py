@@ -84,7 +84,8 @@ class Prompt:
 class _Active:
     """A trajectory whose turn is being sampled or whose tools are running.
 
-    `chain_s` are the seconds of engine and tools that had to pass, one after another, before its present turn.
+    `chain_s` are the seconds of engine and tools that had to pass, one after another, before its present turn, of which
+    `window` first tokens are watched.
     """
 
     group: Group
@@ -92,6 +93,7 @@ class _Active:
     prompt: Prompt
     chain_s: float = 0.0
     busy_s: float = 0.0
+    window: int = 0
     calls: Sequence[ToolCall] = ()
 
     @property
@@ -264,11 +266,12 @@ class Sampler:
         request_id = f"{self._rollouts}/{active.prompt.row}/{trajectory.name}/{trajectory.turns}"
         images = list(active.prompt.images[trajectory.source] or []) if active.prompt.images else []
         images += [image for segment in trajectory.segments() for image in segment.images]
+        active.window = group.watch(trajectory)
         request = Request(
             id=request_id,
             prompt_ids=group.tree.prefix_ids(trajectory),
             max_tokens=self._room(active),
-            watch=group.watch(trajectory),
+            watch=active.window,
             seed=request_seed(*group.key, trajectory.path, trajectory.turns) if self.seed_requests else None,
             images=images or None,
         )
@@ -291,7 +294,7 @@ class Sampler:
         trajectory.length += len(event.token_ids)
         if event.entropies:
             segment.entropies.extend(event.entropies)
-            if len(segment.entropies) == active.group.watch(trajectory):
+            if len(segment.entropies) == active.window == active.group.watch(trajectory):
                 self._chain_s = self._chain_to_event(active)
                 self._observe(active)
         reason = event.finish_reason

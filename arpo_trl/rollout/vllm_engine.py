@@ -270,33 +270,30 @@ class VLLMEngine:
             with _without_compiler(self._engine.model_config.enforce_eager):
                 outputs = self._engine.step()
             self.busy_s += time.perf_counter() - start
-            events.extend(self._event(output) for output in outputs)
+            events.extend(map(self._event, outputs))
         return events
 
     def has_work(self) -> bool:
         return bool(self._live or self._cancelled)
 
     def _event(self, output: RequestOutput) -> Event:
-        live = self._live[output.request_id]
+        """Runs once a token: what it does not need then it does not do."""
+        request_id = output.request_id
+        live = self._live[request_id]
         (completion,) = output.outputs
-        token_ids = list(completion.token_ids)
-        if not live.admitted:
+        token_ids, start = completion.token_ids, live.num_sampled
+        # By token id: the first entry of each dictionary need not be the sampled token's.
+        logprobs = [entry[token].logprob for token, entry in zip(token_ids, completion.logprobs or (), strict=True)]
+        live.num_sampled = sampled = start + len(logprobs)
+        entropies = self._recorder.read(request_id, start, min(sampled, live.watch)) if start < live.watch else []
+        event = Event(request_id, token_ids, logprobs, entropies)
+        if not start and not live.admitted:
             live.admitted = True
             self.prompt_tokens += live.num_prompt_tokens
             self.cached_tokens += output.num_cached_tokens or 0
-        event = Event(
-            output.request_id,
-            token_ids,
-            # By token id: the first entry of each dictionary need not be the sampled token's.
-            [entry[token].logprob for token, entry in zip(token_ids, completion.logprobs or [], strict=True)],
-        )
-        if live.num_sampled < live.watch:
-            stop = min(live.num_sampled + len(token_ids), live.watch)
-            event.entropies = self._recorder.read(output.request_id, live.num_sampled, stop)
-        live.num_sampled += len(token_ids)
         if output.finished:
-            del self._live[output.request_id]
-            self._recorder.close(output.request_id)
+            del self._live[request_id]
+            self._recorder.close(request_id)
             event.finish_reason = completion.finish_reason
             if completion.finish_reason not in ("stop", "length"):
                 event.finish_reason = "error"
