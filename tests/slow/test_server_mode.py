@@ -33,9 +33,11 @@ def test_tokens_logprobs_and_entropies_are_those_of_the_model(served):
     cancelled = []
 
     def on_events(step, events):
-        if events and not cancelled:
-            cancelled.append(events[0].id)
-            engine.cancel(events[0].id)
+        ended = {event.id for event in events if event.finish_reason is not None}
+        live = [event.id for event in events if event.id not in ended]
+        if live and not cancelled:
+            cancelled.append(live[0])
+            engine.cancel(live[0])
 
     completions = drive(engine, requests, on_events)
     assert completions[cancelled[0]].finish_reason == "cancelled"
