@@ -1,5 +1,6 @@
 """Adapters: merged for the engine without a trace, loaded to go on training, merged for good."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +18,9 @@ from trl.trainer.utils import create_model_from_path
 if TYPE_CHECKING:
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
+
+
+logger = logging.getLogger(__name__)
 
 
 def is_adapter(model: str | Path, revision: str | None = None) -> bool:
@@ -42,8 +46,10 @@ def tokenizer_source(model: str | Path, revision: str | None = None) -> tuple[st
     if is_adapter(model, revision):
         try:
             cached_file(str(model), "tokenizer_config.json", revision=revision)
-        except OSError:  # it has no such file
-            return base_of(model, revision)
+        except OSError:
+            base = base_of(model, revision)
+            logger.info("%s has no tokenizer of its own: the one of %s is used.", model, base[0])
+            return base
     return str(model), revision
 
 
