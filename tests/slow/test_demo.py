@@ -1,5 +1,6 @@
 """The demo learns, from whatever seed: what `make demo` promises."""
 
+import json
 import re
 import subprocess
 import sys
@@ -40,11 +41,12 @@ def test_demo_learns_to_choose(seed, tmp_path):
     assert any((tmp_path / "arpo" / "rollouts").iterdir())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "arpo")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "arpo")
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "In 1974, what is the mascot of the builder of Nipi?"}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-    )
-    generated = model.generate(**prompt, max_new_tokens=4, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    assert tokenizer.decode(generated) == "<search>builder Nipi 1974"
+    right = 0
+    for line in (tmp_path / "test.jsonl").read_text().splitlines()[:16]:
+        (question,) = json.loads(line)["prompt"]
+        year, link, ship = re.match(r"In (\d+), what is the \w+ of the (\w+) of (\w+)", question["content"]).groups()
+        prompt = tokenizer.apply_chat_template([question], add_generation_prompt=True, return_tensors="pt")
+        generated = model.generate(**prompt, max_new_tokens=8, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        right += tokenizer.decode(generated).startswith(f"<search>{link} {ship} {year}</search>")
+    assert right >= 14
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
