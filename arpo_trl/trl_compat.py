@@ -52,6 +52,7 @@ TOUCHED: Members = {
         ),
     },
     "transformers": {
+        "Trainer._save_checkpoint": ("self", "model", "trial"),
         "Trainer._save_rng_state": ("self", "output_dir"),
         "Trainer._load_rng_state": ("self", "checkpoint"),
         "Trainer._load_from_checkpoint": ("self", "resume_from_checkpoint", "model"),
@@ -71,6 +72,7 @@ TOUCHED: Members = {
         "is_chat_template_prefix_preserving": ("processing_class",),
         "supports_tool_calling": ("processing_class",),
     },
+    "trl.trainer.sft_trainer": {"SFTTrainer._save_checkpoint": ("self", "model", "trial")},
     "trl.models": {"unwrap_model_for_generation": ()},
     "trl.trainer.utils": {
         "ensure_master_addr_port": ("addr", "port"),
@@ -150,6 +152,7 @@ VLLM_ATTRIBUTES = (
         "llm_engine.engine_core.engine_core.batch_queue",
     ),
     *("llm_engine.vllm_config.speculative_config", "llm_engine.model_executor.driver_worker.model_runner.model"),
+    "llm_engine.model_executor.driver_worker.model_runner.kv_caches",  # by the benchmark of rollouts
     "llm_engine.vllm_config.parallel_config.enable_batch_sharded_sampling",
     "llm_engine.model_executor.driver_worker.model_runner.input_batch.logitsprocs.argmax_invariant",
 )

@@ -1,4 +1,4 @@
-"""The benchmark of rollouts. What it measures in seconds stands in docs/rollout.md; here is what no busy machine changes."""
+"""What the rollout promises, on a machine that is not busy with something else."""
 
 import json
 import subprocess
@@ -19,15 +19,16 @@ def bench(folder: Path, *arguments: str) -> dict[str, dict]:
 
 @pytest.mark.slow
 def test_the_sampler_grows_linearly_and_holds_little(tmp_path):
-    rows = bench(tmp_path, "--simulated", "--rows", "1024", "8192")
-    small, large = rows["simulated_rows_1024"], rows["simulated_rows_8192"]
-    assert large["tokens_sampled"] > 7 * small["tokens_sampled"]
-    # Eight times the rows: what grew with their square would take eight times as long a token.
-    assert large["sampler_cpu_us_per_token"] < 3 * small["sampler_cpu_us_per_token"]
+    rows = bench(tmp_path, "--simulated", "--rows", "4096", "16384")
+    small, large = rows["simulated_rows_4096"], rows["simulated_rows_16384"]
+    assert large["tokens_sampled"] > 3.5 * small["tokens_sampled"]
+    # Beyond what fits into the processor's caches: below, a token costs less.
+    assert large["sampler_cpu_us_per_token"] < 1.5 * small["sampler_cpu_us_per_token"]
     assert max(small["bytes_per_token"], large["bytes_per_token"]) <= 200
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_beside_trls_loop(tmp_path):
     """On the demo's model, which is made first where it is missing."""
     rows = bench(tmp_path, "--quick")
@@ -40,5 +41,7 @@ def test_beside_trls_loop(tmp_path):
         assert 100 < row["tool_calls"] < 180 and 100 < row["trl_tool_calls"] < 180
         assert 3_000 < row["tokens_sampled"] < 6_000 and 3_000 < row["trl_row_tokens"] < 6_000
     assert linear[2]["trl_wall_s"] > linear[2]["trl_tool_calls"] * 1.0
+    assert linear[0]["speedup"] >= 1 and linear[1]["speedup"] >= 7 and linear[2]["speedup"] >= 20
+    assert all(row["wall_over_bound"] <= 1.2 for row in rows.values())
     assert branching["case"] == "branching_rows_64"
     assert branching["tokens_fraction"] <= 0.80 and branching["tool_call_fraction"] <= 0.75
