@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from .plain_math import clearly_different
+
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _START_S = 300.0
@@ -68,7 +70,8 @@ class MathVerifier:
     Decides whether two mathematical expressions are equal.
 
     math-verify's own timeout needs the main thread and cannot interrupt arithmetic in C. Here a pair that takes too
-    long, or too much memory, costs its worker process, and the verdict is `None`.
+    long, or too much memory, costs its worker process, and the verdict is `None`. Plain expressions whose values are
+    clearly different never get there.
 
     Args:
         num_workers (`int`, *optional*, defaults to `min(4, number of CPUs)`):
@@ -98,6 +101,7 @@ class MathVerifier:
         with self._lock:
             if len(self._verdicts) > _CACHE_SIZE:
                 self._verdicts.clear()
+            self._verdicts.update((pair, False) for pair in pairs if clearly_different(*pair))
             new = [pair for pair in dict.fromkeys(pairs) if pair not in self._verdicts]
             shares = min(len(self._workers), -(-len(new) // _PAIRS_PER_WORKER))
             if shares == 1:
