@@ -101,20 +101,20 @@ def simulate(rows: int) -> dict:
         _, row, _, turn = request.id.split("/")
         return turn_ids(int(row) // GROUP, int(turn))
 
-    def run() -> tuple[list[RolloutTree], float, float]:
+    def run() -> tuple[list[RolloutTree], float, float, float]:
+        """Trees, wall time, processor time of the sampler's thread and wall time of the sampler alone."""
         shared = Environments({tool.__name__: tool for tool in TOOLS})
-        # A new one has not read these turns before; real rollouts do not repeat the last one's either.
-        sampler.dialect = make_dialect("native", tokenizer, TOOLS)
+        # A new dialect has not read these turns before; real rollouts do not repeat the last one's either.
+        dialect = make_dialect("native", tokenizer, TOOLS)
+        options = BranchingOptions(window=15)
+        sampler = Sampler(engine, dialect, runner, Limits(256, 5), options, GROUP // 2, len(tokenizer))
         begun, cpu_begun = time.perf_counter(), time.thread_time()
         trees = sampler.run([Prompt([ids] * GROUP, GROUP * group, shared) for group, ids in enumerate(prompts)])
-        return trees, time.perf_counter() - begun, time.thread_time() - cpu_begun - engine.cpu_s
+        wall, cpu = time.perf_counter() - begun, time.thread_time() - cpu_begun - engine.cpu_s
+        return trees, wall, cpu, wall - engine.busy_s - sampler.tool_wait_s
 
     with ToolRunner(TOOLS) as runner:
         engine = SimulatedEngine(script)
-        dialect = make_dialect("native", tokenizer, TOOLS)
-        sampler = Sampler(
-            engine, dialect, runner, Limits(256, 5), BranchingOptions(window=15), GROUP // 2, len(tokenizer)
-        )
         # As vLLM does when an engine is ready: later passes of the garbage collector leave out torch and all else that
         # lives by now, several hundred thousand objects that have nothing to do with the sampler.
         gc.collect()
@@ -123,11 +123,11 @@ def simulate(rows: int) -> dict:
         rollouts = max(1, 8192 // rows)
         wall = cpu = own = busy = 0.0
         for _ in range(rollouts):
-            trees, rollout_wall, rollout_cpu = run()
+            trees, rollout_wall, rollout_cpu, rollout_own = run()
             wall += rollout_wall / rollouts
             cpu += rollout_cpu / rollouts
+            own += rollout_own / rollouts
             busy += engine.busy_s / rollouts
-            own += (rollout_wall - engine.busy_s - sampler.tool_wait_s) / rollouts
         gc.unfreeze()
         calls = sum(stats.calls for stats in runner.stats().values()) // rollouts
         tokens = sum(len(segment.ids) for tree in trees for segment in tree.segments())

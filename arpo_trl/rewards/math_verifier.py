@@ -101,8 +101,9 @@ class MathVerifier:
         with self._lock:
             if len(self._verdicts) > _CACHE_SIZE:
                 self._verdicts.clear()
-            self._verdicts.update((pair, False) for pair in pairs if clearly_different(*pair))
             new = [pair for pair in dict.fromkeys(pairs) if pair not in self._verdicts]
+            self._verdicts.update((pair, False) for pair in new if clearly_different(*pair))
+            new = [pair for pair in new if pair not in self._verdicts]
             shares = min(len(self._workers), -(-len(new) // _PAIRS_PER_WORKER))
             if shares == 1:
                 self._judge_share(self._workers[0], new)

@@ -145,7 +145,7 @@ def answers(kind: int):
 def test_rows_are_whole_whatever_happens(
     seed, sizes, initial, stop_share, options, kind, lockstep, limits, misbehaving_runners
 ):
-    """Property: any tokens, any tool, any options, requests given up (all but one row's: if all were, that would be an error)."""
+    """Property: any tokens, any tool, any options, requests given up (not those of one row: all would be an error)."""
     runner, misbehaving = misbehaving_runners[kind]
 
     def fails(request):
