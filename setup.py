@@ -51,6 +51,8 @@ DEPENDENCIES = {
     "mcp": ["httpx2>=2.0", "mcp>=2.0,<3"],
     "video": ["opencv-python-headless>=4.10"],
     "reporting": ["matplotlib>=3.9", "tensorboard>=2.18", "trackio>=0.20"],
+    "docs": ["grimp>=3.5", "mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings-python>=2.0"],
+    "lint": ["import-linter>=2.5", "mypy>=1.18", "pre-commit>=4.3", "ruff>=0.14"],
     "test": [
         "build",
         "hypothesis",
@@ -58,7 +60,6 @@ DEPENDENCIES = {
         "pytest>=8",
         "pytest-asyncio>=1.0",
         "pytest-timeout>=2.3",
-        "ruff>=0.14",
         "uv",
     ],
 }
@@ -66,8 +67,8 @@ DEPENDENCIES = {
 
 def extras() -> dict[str, list[str]]:
     """Extras of the package; `dev` is everything that the test suite uses and that runs on any machine."""
-    table = {name: requirements for name, requirements in DEPENDENCIES.items() if name not in ("core", "test")}
-    tested = ("peft", "wandb", "eval", "search", "sandbox", "mcp", "video", "reporting", "test")
+    table = {name: requirements for name, requirements in DEPENDENCIES.items() if name not in ("core", "lint", "test")}
+    tested = ("peft", "wandb", "eval", "search", "sandbox", "mcp", "video", "reporting", "docs", "lint", "test")
     return table | {"dev": sorted(requirement for name in tested for requirement in DEPENDENCIES[name])}
 
 
