@@ -492,15 +492,15 @@ def rollout_info(trajectory: Trajectory) -> dict[str, Any]:
     """What reward functions learn of a row beyond its messages, as the column `rollout_info`.
 
     Returns:
-        `dict`: `finish_reason` (`str`), `tool_calls` (`dict[str, int]`, calls by tool), `tool_failures` (`int`),
-        `infrastructure_failure` (`bool`: its reward will be `None`), `tool_turns` (`int`), `forked` (`bool`) and
-        `mean_entropy` (`float`, nats, over the watched tokens; `None` where none were).
+        `dict`: `finish_reason` (`str`), `tool_calls` (`dict[str, int]`, executed calls by tool), `tool_failures` (`int`,
+        with calls that were not executed), `infrastructure_failure` (`bool`: its reward will be `None`), `tool_turns`
+        (`int`), `forked` (`bool`) and `mean_entropy` (`float`, nats, over the watched tokens; `None` where none were).
     """
     results = trajectory.results()
     entropies = [entropy for segment in trajectory.segments() for entropy in segment.entropies]
     return {
         "finish_reason": trajectory.finish_reason,
-        "tool_calls": dict(Counter(result.name for result in results)),
+        "tool_calls": dict(Counter(result.name for result in results if result.executed)),
         "tool_failures": sum(result.failure is not None for result in results),
         "infrastructure_failure": any(result.failure == "infrastructure" for result in results),
         "tool_turns": trajectory.turns,

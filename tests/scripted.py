@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from arpo_trl.rollout.dialect import ResultTooLong, Turn
+from arpo_trl.rollout.dialects.text import tool_messages
 from arpo_trl.rollout.engine import Event, Request
 from arpo_trl.tools.contract import ToolCall, ToolResult
 
@@ -123,4 +124,4 @@ class NumberDialect:
         return ids
 
     def result_messages(self, results: list[ToolResult]) -> list[dict]:
-        return [{"role": "tool", "name": r.name, "content": str(r.content)} for r in results]
+        return [{**message, "content": str(message["content"])} for message in tool_messages(results)]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from .answers import extract_answer, extract_boxed, extract_tagged, final_part
-from .conversation import assistant_turns, final_turn, message_text, tools_used
+from .conversation import assistant_turns, final_turn, message_text, tools_answered, tools_used
 from .scoring import score_answers
 
 
@@ -41,7 +41,7 @@ def tagged_format_error(completion: str | list[dict[str, Any]], require_thinking
     turns = assistant_turns(completion)
     if not turns or not final_turn(completion):
         return "no final turn"
-    tools = {"search", "python", "calculator", *tools_used(completion)}
+    tools = {"search", "python", "calculator", *tools_answered(completion)}
     opened: list[str] = []
     seen = Counter()
     for closing, name in _TAG.findall("\n".join(turns)):
@@ -125,7 +125,7 @@ def arpo_reward(
         require_thinking (`bool`, *optional*, defaults to `True`):
             Whether a tagged row needs a `<think>` block.
         bonus (`float`, *optional*, defaults to `0.1`):
-            Added to a right answer if each of `bonus_tools` ran at least once.
+            Added to a right answer if each of `bonus_tools` ran at least once; calls that were refused do not count.
         bonus_tools (`Sequence[str]`, *optional*, defaults to `("search", "python")`):
             Names of the tools of the bonus.
 
@@ -156,6 +156,13 @@ def arpo_reward(
 
 
 def _tools_called(completion: str | list[dict[str, Any]]) -> set[str]:
-    if isinstance(completion, str):
-        return {name for closing, name in _TAG.findall(completion) if closing}
-    return set(tools_used(completion))
+    if not isinstance(completion, str):
+        return set(tools_used(completion))
+    called, opened = set(), {}
+    for tag in _TAG.finditer(completion):
+        closing, name = tag.groups()
+        if not closing:
+            opened[name] = tag.end()
+        elif name in opened and completion[opened.pop(name) : tag.start()].strip():
+            called.add(name)
+    return called

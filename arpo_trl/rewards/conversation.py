@@ -40,7 +40,18 @@ def final_turn(completion: str | list[dict[str, Any]]) -> str:
 
 
 def tools_used(completion: str | list[dict[str, Any]]) -> Counter[str]:
-    """How many calls of each tool were executed, counted by their `tool` messages."""
+    """How many calls of each tool were executed: its `tool` messages but those marked `executed: False`."""
+    return Counter(
+        str(message.get("name")) for message in _tool_messages(completion) if message.get("executed") is not False
+    )
+
+
+def tools_answered(completion: str | list[dict[str, Any]]) -> set[str]:
+    """The tools that `tool` messages name, whether their calls were executed or not."""
+    return {str(message.get("name")) for message in _tool_messages(completion)}
+
+
+def _tool_messages(completion: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(completion, str):
-        return Counter()
-    return Counter(str(message.get("name")) for message in completion or [] if message.get("role") == "tool")
+        return []
+    return [message for message in completion or [] if message.get("role") == "tool"]

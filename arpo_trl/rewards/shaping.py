@@ -18,7 +18,7 @@ def tool_cost_reward(
 
     Args:
         completions (`list`):
-            Rows as messages; a call counts when it was answered by a `tool` message.
+            Rows as messages; a call counts where a `tool` message answers it that does not say `executed: False`.
         cost_per_call (`float`, *optional*, defaults to `0.1`):
             Cost of one call.
         num_free_calls (`int`, *optional*, defaults to `0`):

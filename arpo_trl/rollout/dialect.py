@@ -78,7 +78,8 @@ class Dialect(Protocol):
         left out, and share the room. Raises [`ResultTooLong`] where that does not fit either."""
 
     def result_messages(self, results: list[ToolResult]) -> list[dict[str, Any]]:
-        """The results as `tool` messages, in order, for reward functions and logs."""
+        """The results as `tool` messages, in order, for reward functions and logs; one of a call that was not made has
+        `executed: False`."""
 
 
 def make_dialect(

@@ -91,6 +91,9 @@ class ToolResult:
             From the start of the call to its end, waiting for a free place not included.
         cached (`bool`):
             Whether the tool itself was spared.
+        executed (`bool`):
+            Whether the call was made, if only by asking the cache. `False` for one that was answered before: it could
+            not be read, its arguments do not fit, a limit forbids it. Its `tool` message says so, too.
     """
 
     name: str
@@ -98,3 +101,4 @@ class ToolResult:
     failure: Failure | None = None
     latency_s: float = 0.0
     cached: bool = False
+    executed: bool = True

@@ -267,7 +267,8 @@ class ToolRunner:
             content, failure = answer
             result = ToolResult(name, to_content(content, options.max_output_chars), failure, cached=True)
         except Exception as error:  # of a tool's `normalise_arguments`, too
-            result = ToolResult(name, to_content(describe_error(error), options.max_output_chars), _kind(error))
+            content = to_content(describe_error(error), options.max_output_chars)
+            result = ToolResult(name, content, _kind(error), executed=False)
         result.latency_s = time.monotonic() - begun
         turn.results[index] = result
         return result
@@ -327,7 +328,8 @@ class ToolRunner:
             self._lock.acquire()
         for job, error in failed:
             self._abandon(job)
-            self._answer(job, ToolResult(job.name, f"The call cannot be started: {error}", "infrastructure"))
+            text = f"The call cannot be started: {error}"
+            self._answer(job, ToolResult(job.name, text, "infrastructure", executed=False))
 
     def _abandon(self, job: _Job) -> None:
         self._running[job.name].discard(job)
@@ -349,12 +351,13 @@ class ToolRunner:
     # The call's own thread.
 
     def _run(self, job: _Job) -> None:
-        cached = False
+        cached, executed = False, True
         try:
             content, failure, cached = self._outcome(job)
         except Exception as error:  # of the cache; the tool's are read in `_call`
             content, failure = to_content(describe_error(error), job.options.max_output_chars), _kind(error)
-        result = ToolResult(job.name, content, failure, time.monotonic() - job.started, cached)
+            executed = False
+        result = ToolResult(job.name, content, failure, time.monotonic() - job.started, cached, executed)
         with self._lock:
             if not job.over.is_set():
                 job.over.set()

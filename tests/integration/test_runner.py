@@ -7,6 +7,7 @@ import time
 import httpx
 import pytest
 
+from arpo_trl.rollout.dialects.text import tool_messages
 from arpo_trl.tools.contract import InfrastructureError, ToolCall, ToolContext, ToolError
 from arpo_trl.tools.options import ToolOptions
 from arpo_trl.tools.runner import ToolRunner
@@ -91,6 +92,28 @@ def test_c06_a_tool_that_raises_one_that_answers_429_and_one_that_sleeps_for_eve
         "sleeps_too": (1, 1, 1, 0),
     }
     assert runner.stats() == {}
+
+
+def test_a_call_that_is_answered_without_being_made_says_so():
+    def look(query: str):
+        if query == "fails":
+            raise ValueError
+        return query
+
+    calls = [
+        (ToolCall("look", {"query": "a"}), True),
+        (ToolCall("look", {"query": "fails"}), True),
+        (ToolCall("look", {"query": "a"}, error="Not run: at most 2 calls a turn are."), False),
+        (ToolCall("look", {"quary": "a"}), False),
+        (ToolCall("look", {"query": ["a"]}), False),
+        (ToolCall("lock", {"query": "a"}), False),
+    ]
+    executed = [made for _, made in calls]
+    with ToolRunner([look]) as runner:
+        results, _ = one(runner, *(call for call, _ in calls))
+    assert [result.executed for result in results] == executed
+    marks = [message.get("executed", True) for message in tool_messages(results)]
+    assert marks == executed and "executed" not in tool_messages(results)[0]
 
 
 def test_c07_sixty_four_calls_of_one_second_at_once_take_about_one_second():

@@ -147,6 +147,29 @@ def test_exact_match_and_math_differ_in_algebra():
     assert f1_reward(completions=rows, ground_truth=truths) == [1.0, pytest.approx(2 / 3), 1.0]
 
 
+REFUSED = {"role": "tool", "name": "python", "content": "Not run.", "executed": False}
+
+
+def test_calls_that_were_not_executed_are_no_use_of_a_tool():
+    row = conversation("", ("search", "2"), r"\boxed{2}")
+    row.insert(2, REFUSED)
+    assert arpo_reward([NATIVE], [row], ["2"]) == [1.0]
+    assert arpo_reward([NATIVE], [row], ["2"], bonus_tools=["search"]) == [1.1]
+    assert tool_cost_reward(completions=[row]) == [pytest.approx(-0.1)]
+
+
+def test_a_tag_of_a_tool_that_was_never_executed_is_still_a_tag():
+    row = [{"role": "assistant", "content": "<think> <lookup> q"}, {**REFUSED, "name": "lookup"}]
+    row += [{"role": "assistant", "content": r"</think> <answer> \boxed{1} </answer>"}]
+    assert tagged_format_error(row) == "<lookup> is not closed"
+
+
+@pytest.mark.parametrize("call", ["<python></python>", "<python>\n</python>", "</python>", "<python> 1"])
+def test_an_empty_call_in_a_plain_text_is_no_use_of_a_tool(call):
+    text = rf"<think> a </think> {call} <answer>\boxed{{1}}</answer>"
+    assert arpo_reward(["<answer>"], [text], ["1"], bonus_tools=["python"])[0] in (1.0, -1.0)
+
+
 def test_tool_cost():
     row = conversation("", ("search", ""), "", ("search", ""), "", ("python", ""), "done")
     assert tool_cost_reward(completions=[row, "text"]) == [pytest.approx(-0.3), 0.0]

@@ -163,8 +163,12 @@ def _block_texts(blocks: list[dict[str, Any]]) -> list[str]:
 
 
 def tool_messages(results: Sequence[ToolResult]) -> list[dict[str, Any]]:
-    """The results as `tool` messages, in order and in full."""
-    return [{"role": "tool", "name": result.name, "content": result.content} for result in results]
+    """The results as `tool` messages, in order and in full; those of calls that were not made say `executed: False`."""
+    return [
+        {"role": "tool", "name": result.name, "content": result.content}
+        | ({} if result.executed else {"executed": False})
+        for result in results
+    ]
 
 
 def fit_results(
