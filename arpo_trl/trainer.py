@@ -6,7 +6,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -236,6 +236,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
             seed=args.seed,
             lockstep=args.deterministic_rollouts,
             seed_requests=self._tensor_parallel is not None,
+            measured=args.entropy_window if any(map(reads_entropy, self.reward_funcs)) else 0,
             on_progress=self._console.progress,
         )
 
@@ -406,6 +407,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
             rewards.isnan().all(dim=1).logical_or(broken).float().mean().item()
         )
         rewards[broken] = torch.nan
+        refuse_infinite(rewards, self.reward_func_names)
         if self.log_completions:
             for column, values in table_columns(self._trajectories()).items():
                 self._log_completion_extra(column, values)
@@ -488,6 +490,21 @@ def with_guarded_logps(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return guarded
 
 
+def reads_entropy(reward: Callable) -> bool:
+    """Whether a reward function says, by an attribute `reads_entropy`, that it compares rows by their entropy."""
+    return getattr(reward.func if isinstance(reward, functools.partial) else reward, "reads_entropy", False)
+
+
+def refuse_infinite(rewards: torch.Tensor, names: Sequence[str]) -> None:
+    """Raises `ValueError` where a reward of (B, number of functions) is infinite: it would make the loss infinite, and
+    then the weights."""
+    for row, column in rewards.isinf().nonzero().tolist():
+        raise ValueError(
+            f"The reward function '{names[column]}' gave {rewards[row, column].item()} for row {row} of this rollout; "
+            "let it give a finite number (below 3.4e38), or None for a row that it cannot score."
+        )
+
+
 def rollout_info(trajectory: Trajectory) -> dict[str, Any]:
     """What reward functions learn of a row beyond its messages, as the column `rollout_info`.
 
@@ -495,6 +512,8 @@ def rollout_info(trajectory: Trajectory) -> dict[str, Any]:
         `dict`: `finish_reason` (`str`), `tool_calls` (`dict[str, int]`, executed calls by tool), `tool_failures` (`int`,
         with calls that were not executed), `infrastructure_failure` (`bool`: its reward will be `None`), `tool_turns`
         (`int`), `forked` (`bool`) and `mean_entropy` (`float`, nats, over the watched tokens; `None` where none were).
+        Watched are the first `entropy_window` tokens of each turn where a reward function has an attribute
+        `reads_entropy = True`; otherwise only where a decision to fork asks for them, which differs from row to row.
     """
     results = trajectory.results()
     entropies = [entropy for segment in trajectory.segments() for entropy in segment.entropies]

@@ -41,22 +41,26 @@ def entropy_bonus_reward(
     **kwargs: Any,
 ) -> list[float | None]:
     """
-    `coefficient` times the mean entropy, in nats, of the sampled tokens whose entropy the rollout measured (the first
-    ones of each turn).
+    `coefficient` times the mean entropy, in nats, of the first sampled tokens (`entropy_window` of the training arguments)
+    of each turn.
 
     Args:
         completions (`list`):
             Rows.
         rollout_info (`list[dict]`, *optional*):
-            Column of [`ARPOTrainer`], of which `mean_entropy` is read. Other trainers do not have it.
+            Column of [`ARPOTrainer`], of which `mean_entropy` is read; this function's `reads_entropy` makes it measure
+            the same tokens in all rows. Other trainers do not have it.
         coefficient (`float`, *optional*, defaults to `0.2`):
             Reward for one nat.
 
     Returns:
-        `list[float | None]`: `None` where no entropy was measured.
+        `list[float | None]`: `None` where nothing was sampled or measured.
     """
     entropies = [(info or {}).get("mean_entropy") for info in rollout_info or [None] * len(completions)]
     return [None if entropy is None else coefficient * entropy for entropy in entropies]
+
+
+entropy_bonus_reward.reads_entropy = True
 
 
 def overlong_penalty(

@@ -126,6 +126,9 @@ class Sampler:
             the same seed gives the same rows.
         seed_requests (`bool`, *optional*, defaults to `False`):
             Gives every request a seed without lock-step, as tensor parallel ranks need it.
+        measured (`int`, *optional*, defaults to `0`):
+            Of how many first tokens of every turn of every row the entropy is taken, whether a decision asks for it or
+            not, so that the entropies of rows can be compared.
         on_progress (`Callable[[list[RolloutTree], int], None]`, *optional*):
             Called after every step with the trees and the number of running tool turns.
 
@@ -150,6 +153,7 @@ class Sampler:
         seed: int = 0,
         lockstep: bool = False,
         seed_requests: bool = False,
+        measured: int = 0,
         on_progress: Callable[[list[RolloutTree], int], None] | None = None,
     ):
         self.engine, self.dialect, self.runner, self.limits = engine, dialect, runner, limits
@@ -157,7 +161,7 @@ class Sampler:
             branching = dataclasses.replace(branching, order="ranked")
         self.branching, self.num_initial, self.vocab_size = branching, num_initial, vocab_size
         self.seed, self.lockstep, self.on_progress = seed, lockstep, on_progress
-        self.seed_requests = seed_requests or lockstep
+        self.seed_requests, self.measured = seed_requests or lockstep, measured
         self.tool_wait_s = self.longest_chain_s = 0.0
         self._rollouts = 0
 
@@ -271,7 +275,7 @@ class Sampler:
             id=request_id,
             prompt_ids=group.tree.prefix_ids(trajectory),
             max_tokens=self._room(active),
-            watch=active.window,
+            watch=active.window or self.measured,
             seed=request_seed(*group.key, trajectory.path, trajectory.turns) if self.seed_requests else None,
             images=images or None,
         )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from arpo_trl import ARPOConfig
+from arpo_trl.rewards import resolve_rewards
 from arpo_trl.tools.contract import InfrastructureError, ToolContext
 from tests.small_models import save_tagged_model
 from tests.training_run import make_trainer, summary
@@ -86,6 +87,26 @@ def test_what_grpo_takes_arpo_takes(model_dir, tmp_path, options, arguments):
     check_rows(trainer)
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
     assert all(entry["grad_norm"] == entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry)
+
+
+def test_an_entropy_reward_compares_the_same_tokens_of_all_rows(model_dir, tmp_path):
+    (bonus,) = resolve_rewards(["entropy_bonus_reward"], {"entropy_bonus_reward": {"coefficient": 0.5}})
+    trainer = make_trainer(model_dir, str(tmp_path), {"use_vllm": False, "max_steps": 1}, more_rewards=[bonus])
+    trainer.train()
+    for tree in trainer._trees:
+        for segment in tree.segments():
+            assert len(segment.entropies) == (min(4, len(segment.ids)) if segment.sampled else 0)
+        assert any(not trajectory.can_fork for trajectory in tree.trajectories)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), 1e39])
+def test_an_infinite_reward_is_refused_by_name_and_row(model_dir, tmp_path, value):
+    def unbounded(completions, **kwargs):
+        return [None, 1.0, value, *[0.0] * (len(completions) - 3)]
+
+    trainer = make_trainer(model_dir, str(tmp_path), {"use_vllm": False}, more_rewards=[unbounded])
+    with pytest.raises(ValueError, match=r"'unbounded' gave -?inf for row 2 of this rollout; let it give a finite"):
+        trainer.train()
 
 
 def test_lora(model_dir, tmp_path):

@@ -240,6 +240,22 @@ def test_entropy_decides(runner):
         assert tree.decisions[0]["delta_entropy"] == pytest.approx((after - 1.0) * 2 / 4.1588830833596715, rel=1e-6)
 
 
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), window=st.integers(1, 9), training=st.booleans(), branching=st.booleans())
+def test_measured_entropies_are_those_of_the_same_tokens_in_all_rows_and_change_no_row(
+    runner, seed, window, training, branching
+):
+    options = BranchingOptions(window=window, alpha=0.4) if branching else None
+    rows = []
+    for measured in (0, window):
+        sampler = make(random_token(seed), runner, options, num_initial=2, lockstep=True, measured=measured)
+        (tree,) = sampler.run(prompts([6]), training=training)
+        rows.append([(row.ids, row.mask) for row in tree.rows(STOP)])
+    assert rows[0] == rows[1]
+    for segment in tree.segments():
+        assert len(segment.entropies) == (min(window, len(segment.ids)) if segment.sampled else 0)
+
+
 def test_ranked_order_gives_the_fork_to_the_most_uncertain(runner):
     """Three roots reach step 1; one fork is left; it goes to the root whose entropy rose most, not to the first."""
 
