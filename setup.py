@@ -97,6 +97,6 @@ setup(
     python_requires=">=3.11",
     install_requires=DEPENDENCIES["core"],
     extras_require=extras(),
-    entry_points={"console_scripts": ["arpo-trl=arpo_trl.cli:main"]},
+    entry_points={"console_scripts": ["arpo-trl=arpo_trl.commands.cli:main"]},
     zip_safe=False,
 )

@@ -5,14 +5,19 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .aepo_trainer import AEPOTrainer
-    from .config import AEPOConfig, ARPOConfig
-    from .trainer import ARPOTrainer
+    from .training.aepo_trainer import AEPOTrainer
+    from .training.config import AEPOConfig, ARPOConfig
+    from .training.arpo_trainer import ARPOTrainer
 
 __version__ = "0.1.0"
 __all__ = ["AEPOConfig", "AEPOTrainer", "ARPOConfig", "ARPOTrainer"]
 
-_HOMES = {"ARPOConfig": "config", "AEPOConfig": "config", "ARPOTrainer": "trainer", "AEPOTrainer": "aepo_trainer"}
+_HOMES = {
+    "ARPOConfig": "training.config",
+    "AEPOConfig": "training.config",
+    "ARPOTrainer": "training.arpo_trainer",
+    "AEPOTrainer": "training.aepo_trainer",
+}
 
 
 def __getattr__(name: str):

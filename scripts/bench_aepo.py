@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from aepo import make_parser
 from trl import TrlParser
 
-from arpo_trl.recipe import trainer_arguments
+from arpo_trl.commands.recipe import trainer_arguments
 
 
 @dataclass

@@ -11,9 +11,9 @@ import argparse
 import statistics
 import time
 
-from arpo_trl.rollout.engine import Request
-from arpo_trl.rollout.vllm_engine import VLLMEngine, build_llm
-from arpo_trl.rollout.vllm_probe import EntropyProbe
+from arpo_trl.rollout.engines.protocol import Request
+from arpo_trl.rollout.engines.vllm_engine import VLLMEngine, build_llm
+from arpo_trl.rollout.engines.vllm_probe import EntropyProbe
 
 
 class Stopwatch:

@@ -2,7 +2,7 @@
 Time, memory and agreement of the policy update with and without prefix sharing.
 
 For each case one micro-batch goes forward and backward through a causal language model, once as TRL does it and once
-with [`~arpo_trl.prefix_sharing.PrefixSharingMixin`], in turns.
+with [`~arpo_trl.training.prefix_sharing.PrefixSharingMixin`], in turns.
 
 ```shell
 python scripts/bench_update.py --json bench_update.json
@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, HfArgumentParser, LlamaConfig
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from arpo_trl.prefix_sharing import PrefixSharingMixin
+from arpo_trl.training.prefix_sharing import PrefixSharingMixin
 
 
 CASES = ("grpo_group", "arpo_tree", "long_prompt", "no_sharing")

@@ -19,20 +19,20 @@ from typing import Any
 
 # Title, introduction, module and class of each section.
 SECTIONS = (
-    ("Every training script", "Valid for `scripts/sft.py`, too.", "arpo_trl.recipe", "RecipeArguments"),
+    ("Every training script", "Valid for `scripts/sft.py`, too.", "arpo_trl.commands.recipe", "RecipeArguments"),
     (
         "Model, data, rewards and tools",
         "And everything in TRL's `ModelConfig`, `ScriptArguments` and `DatasetMixtureConfig`.",
-        "arpo_trl.recipe",
+        "arpo_trl.commands.recipe",
         "ARPOScriptArguments",
     ),
     (
         "ARPO",
         "Everything in TRL's [GRPOConfig](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig) is valid too.",
-        "arpo_trl.config",
+        "arpo_trl.training.config",
         "ARPOConfig",
     ),
-    ("AEPO", "Everything under ARPO is valid too.", "arpo_trl.config", "AEPOConfig"),
+    ("AEPO", "Everything under ARPO is valid too.", "arpo_trl.training.config", "AEPOConfig"),
     (
         "Evaluation",
         "What a recipe of `scripts/evaluate.py` may say.",

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from arpo_trl.doctor.memory import GIB, MemoryEstimate, ModelShape, estimate, model_shape
-from arpo_trl.doctor.resources import sizes_of
-from arpo_trl.launch import Launch, parse_recipe, read_launch
+from arpo_trl.commands.doctor.memory import GIB, MemoryEstimate, ModelShape, estimate, model_shape
+from arpo_trl.commands.doctor.resources import sizes_of
+from arpo_trl.commands.launch import Launch, parse_recipe, read_launch
 
 
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,9 @@ the `tools` and of the environment that the recipe names stand in every prompt u
 import sys
 from dataclasses import dataclass, field
 
-from arpo_trl.launch import parse_recipe
-from arpo_trl.memory_errors import memory_errors
-from arpo_trl.recipe import RecipeArguments, finish, one_sentence_errors
+from arpo_trl.commands.launch import parse_recipe
+from arpo_trl.training.memory_errors import memory_errors
+from arpo_trl.commands.recipe import RecipeArguments, finish, one_sentence_errors
 
 
 @dataclass
@@ -83,7 +83,7 @@ def main(script_args, training_args, model_args, dataset_args):
     from transformers import AutoTokenizer
     from trl import SFTTrainer, get_peft_config, get_quantization_config
 
-    from arpo_trl.checkpoints import CheckpointMixin, find_checkpoint
+    from arpo_trl.training.checkpoints import CheckpointMixin, find_checkpoint
     from arpo_trl.data.traces import load_traces
 
     class Trainer(CheckpointMixin, SFTTrainer):
@@ -112,7 +112,7 @@ def main(script_args, training_args, model_args, dataset_args):
             datasets["train"] = datasets["train"].take(script_args.max_train_samples)
         datasets = {name: prepare(dataset, script_args, tokenizer) for name, dataset in datasets.items()}
         if script_args.dry_run:
-            from arpo_trl.doctor.dry_run import dry_run_sft
+            from arpo_trl.commands.doctor.dry_run import dry_run_sft
 
             sys.exit(dry_run_sft(script_args, training_args, model_args, datasets["train"]))
         # Tagged rows carry their labels already.

@@ -8,11 +8,11 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 
-from arpo_trl.branching import BranchingOptions
+from arpo_trl.algorithms.branching import BranchingOptions
 from arpo_trl.demo.model import build_tokenizer
 from arpo_trl.demo.task import calculator, native_trace, questions, search
 from arpo_trl.rollout.dialect import make_dialect
-from arpo_trl.rollout.engine import Event, Request
+from arpo_trl.rollout.engines.protocol import Event, Request
 from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler
 from arpo_trl.rollout.tree import RolloutTree

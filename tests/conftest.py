@@ -106,14 +106,14 @@ def tiny_model(tiny_model_dir):
 
 @pytest.fixture(scope="session")
 def vllm_llm(tiny_model_dir):
-    from arpo_trl.rollout.vllm_engine import build_llm
+    from arpo_trl.rollout.engines.vllm_engine import build_llm
 
     return build_llm(tiny_model_dir, max_model_len=512, max_num_seqs=64, max_num_batched_tokens=1024)
 
 
 @pytest.fixture
 def vllm_engine(vllm_llm, tiny_tokenizer):
-    from arpo_trl.rollout.vllm_engine import VLLMEngine
+    from arpo_trl.rollout.engines.vllm_engine import VLLMEngine
 
     engine = VLLMEngine(vllm_llm, [tiny_tokenizer.eos_token_id])
     yield engine
@@ -123,7 +123,7 @@ def vllm_engine(vllm_llm, tiny_tokenizer):
 @pytest.fixture(scope="session")
 def small_llm(tiny_model_dir):
     """Ten blocks of 32 tokens, 64 tokens a step: prefills are chunked, requests preempted."""
-    from arpo_trl.rollout.vllm_engine import build_llm
+    from arpo_trl.rollout.engines.vllm_engine import build_llm
 
     return build_llm(
         tiny_model_dir,

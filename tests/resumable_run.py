@@ -23,7 +23,7 @@ import torch
 from peft import LoraConfig
 from transformers import TrainerCallback, modeling_utils
 
-from arpo_trl import checkpoints
+from arpo_trl.training import checkpoints
 from tests import small_models
 from tests.training_run import make_trainer
 

@@ -18,7 +18,7 @@ from transformers import (
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from arpo_trl.prefix_sharing import PrefixSharingMixin
+from arpo_trl.training.prefix_sharing import PrefixSharingMixin
 
 
 VOCAB_SIZE = 61

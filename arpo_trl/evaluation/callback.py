@@ -16,7 +16,7 @@ from .samples import Sample, SampleFile
 
 
 if TYPE_CHECKING:
-    from ..trainer import ARPOTrainer
+    from ..training.arpo_trainer import ARPOTrainer
 
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..rewards.judge import LLMJudge
 from ..rollout.dialect import make_dialect
-from ..rollout.engine import Engine
+from ..rollout.engines.protocol import Engine
 from ..rollout.sampler import Limits, Sampler
 from ..tools.cache import ToolCache
 from ..tools.registry import ToolSet
@@ -143,7 +143,7 @@ def load_tokenizer(args: EvaluationArguments) -> tuple[str, "PreTrainedTokenizer
     """Where the model is, its tokenizer, and the ids that end its turns."""
     from transformers import AutoTokenizer, GenerationConfig
 
-    from ..packaged_models import resolve_model
+    from ..demo.packaged_models import resolve_model
 
     model = resolve_model(args.model_name_or_path, packaged=args.packaged_model)
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -201,14 +201,14 @@ def _make_engine(
     sampling = {"temperature": args.temperature, "top_p": args.top_p}
     further = {"top_k": args.top_k, "min_p": args.min_p, "repetition_penalty": args.repetition_penalty}
     if args.backend == "server":
-        from ..rollout.server_engine import ServerEngine, served_model_length
+        from ..rollout.engines.server_engine import ServerEngine, served_model_length
 
         name = args.server_model or args.model_name_or_path
         length = args.vllm_max_model_length or served_model_length(args.server_url, name)
         extra = {key: value for key, value in further.items() if value not in (None, 0, 1.0)}
         return ServerEngine(args.server_url, name, stops, length, tokenizer, **sampling, sampling=extra)
     if args.backend == "vllm":
-        from ..rollout.vllm_engine import VLLMEngine, build_llm
+        from ..rollout.engines.vllm_engine import VLLMEngine, build_llm
 
         options = {"dtype": args.dtype} if args.dtype else {}
         llm = build_llm(
@@ -224,7 +224,7 @@ def _make_engine(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ..rollout.hf_engine import TransformersEngine
+    from ..rollout.engines.transformers_engine import TransformersEngine
 
     network = AutoModelForCausalLM.from_pretrained(model, dtype=args.dtype or "auto")
     network = network.to("cuda" if torch.cuda.is_available() else "cpu").eval()

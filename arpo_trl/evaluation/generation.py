@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..rewards.conversation import last_user_text
-from ..rollout.engine import Engine, Event, Request
+from ..rollout.engines.protocol import Engine, Event, Request
 from ..rollout.environments import Environments
 from ..rollout.sampler import Prompt, Sampler
 from ..rollout.tree import Trajectory

@@ -15,7 +15,7 @@ from ..tools.calling import tool_schema
 
 
 if TYPE_CHECKING:
-    from ..trainer import ARPOTrainer
+    from ..training.arpo_trainer import ARPOTrainer
 
 TRL_CITATION = """@software{vonwerra2020trl,
     title  = {{TRL: Transformers Reinforcement Learning}},
@@ -239,8 +239,8 @@ def _wandb_url() -> str | None:
 
 def _papers(trainer: "ARPOTrainer") -> list[dict[str, str]]:
     """The paper of this algorithm first, then the other of the two."""
-    from ..aepo_trainer import AEPOTrainer
-    from ..trainer import ARPOTrainer
+    from ..training.aepo_trainer import AEPOTrainer
+    from ..training.arpo_trainer import ARPOTrainer
 
     papers = []
     for cls in sorted((ARPOTrainer, AEPOTrainer), key=lambda cls: cls._name != trainer._name):
@@ -251,8 +251,8 @@ def _papers(trainer: "ARPOTrainer") -> list[dict[str, str]]:
 
 
 def _citations(trainer: "ARPOTrainer") -> list[str]:
-    from ..aepo_trainer import AEPOTrainer
-    from ..trainer import ARPOTrainer
+    from ..training.aepo_trainer import AEPOTrainer
+    from ..training.arpo_trainer import ARPOTrainer
 
     classes = sorted((ARPOTrainer, AEPOTrainer), key=lambda cls: cls._name != trainer._name)
     return [*(cls._paper["citation"] for cls in classes), TRL_CITATION]

@@ -7,7 +7,7 @@ answers with the rows to start. It never makes a row wait.
 from dataclasses import dataclass
 from typing import Any
 
-from ..branching import (
+from ..algorithms.branching import (
     BranchingOptions,
     branch_score,
     draw,

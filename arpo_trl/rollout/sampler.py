@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..branching import BranchingOptions, request_seed
+from ..algorithms.branching import BranchingOptions, request_seed
 from ..tools.contract import ToolCall, ToolContext, ToolResult
 from ..tools.runner import ToolRunner
 from .dialect import Dialect, ResultTooLong
-from .engine import Engine, Event, Request
+from .engines.protocol import Engine, Event, Request
 from .environments import Environments
 from .group import Group
 from .interrupts import deferred_interrupts

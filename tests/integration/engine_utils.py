@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from arpo_trl.rollout.engine import Engine, Event, Request
+from arpo_trl.rollout.engines.protocol import Engine, Event, Request
 
 
 @dataclass

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from arpo_trl.adapters import merge_adapter
+from arpo_trl.training.adapters import merge_adapter
 from tests.resumable_run import make, result
 from tests.small_models import save_tagged_model
 

@@ -7,7 +7,8 @@ from datasets import Dataset
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from arpo_trl import ARPOConfig, ARPOTrainer, trl_compat
+from arpo_trl import ARPOConfig, ARPOTrainer
+from arpo_trl.training import trl_compat
 
 
 @pytest.mark.parametrize("touched", [trl_compat.TOUCHED, trl_compat.TOUCHED_VLLM], ids=["trl", "vllm"])

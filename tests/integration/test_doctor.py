@@ -9,10 +9,10 @@ import torch
 import yaml
 from transformers import AutoConfig
 
-from arpo_trl.cli import main
-from arpo_trl.doctor import examination, memory
-from arpo_trl.doctor.trial import RESULT, trial_rollout
-from arpo_trl.launch import Launch
+from arpo_trl.commands.cli import main
+from arpo_trl.commands.doctor import examination, memory
+from arpo_trl.commands.doctor.trial import RESULT, trial_rollout
+from arpo_trl.commands.launch import Launch
 from arpo_trl.tools.contract import InfrastructureError
 
 
@@ -190,7 +190,7 @@ def test_rows_that_cannot_fit_are_warned_about(write, diagnose):
 def test_packages_that_a_recipe_needs(write, diagnose, monkeypatch):
     found = examination.installed_version
     monkeypatch.setattr(
-        "arpo_trl.doctor.recipe.installed_version", lambda name: None if name == "vllm" else found(name)
+        "arpo_trl.commands.doctor.recipe.installed_version", lambda name: None if name == "vllm" else found(name)
     )
     status, findings = diagnose("--config", write(use_vllm=True))
     [problem] = [finding for finding in findings if finding["status"] == "problem"]
@@ -239,7 +239,7 @@ def test_trial_rollout(dialect, tiny_tokenizer):
 
 
 def test_memory_estimate(tiny_model_dir, tiny_model, write):
-    from arpo_trl.doctor.recipe import _parse
+    from arpo_trl.commands.doctor.recipe import _parse
 
     def needed(launch=None, **changes):
         recipe = _parse(write(**{"prefix_sharing": "off", "dtype": "float32", **changes}), "arpo", [])

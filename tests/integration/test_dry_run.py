@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from arpo_trl.launch import parse_recipe
+from arpo_trl.commands.launch import parse_recipe
 
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_a_cold_start(folder, capsys):
 
 
 def test_a_real_run_says_so_where_it_has_other_processes_than_the_recipe(caplog, folder):
-    from arpo_trl.recipe import warn_of_other_launch
+    from arpo_trl.commands.recipe import warn_of_other_launch
 
     Path("recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     parser = runpy.run_path(str(ROOT / "scripts" / "arpo.py"))["make_parser"]()
@@ -117,7 +117,7 @@ def test_a_real_run_says_so_where_it_has_other_processes_than_the_recipe(caplog,
 
     def warnings() -> list[str]:
         warn_of_other_launch(script_args, args)
-        said = [record.getMessage() for record in caplog.records if record.name == "arpo_trl.recipe"]
+        said = [record.getMessage() for record in caplog.records if record.name == "arpo_trl.commands.recipe"]
         caplog.clear()
         return said
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from engine_utils import drive, logits_after, max_errors, random_prompts, reference
 
-from arpo_trl.rollout.engine import Request
-from arpo_trl.rollout.hf_engine import TransformersEngine
+from arpo_trl.rollout.engines.protocol import Request
+from arpo_trl.rollout.engines.transformers_engine import TransformersEngine
 
 
 @pytest.fixture(params=["vllm", "transformers"])
@@ -17,7 +17,7 @@ def make_engine(request, tiny_model, tiny_tokenizer):
 
     def make(stop_token_ids=(tiny_tokenizer.eos_token_id,), **settings):
         if request.param == "vllm":
-            from arpo_trl.rollout.vllm_engine import VLLMEngine
+            from arpo_trl.rollout.engines.vllm_engine import VLLMEngine
 
             engine = VLLMEngine(request.getfixturevalue("vllm_llm"), stop_token_ids, **settings)
         else:

@@ -10,8 +10,8 @@ from engine_utils import drive, max_errors, random_prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from arpo_trl.rollout.engine import Request
-from arpo_trl.rollout.hf_engine import TransformersEngine, engine_for_trainer
+from arpo_trl.rollout.engines.protocol import Request
+from arpo_trl.rollout.engines.transformers_engine import TransformersEngine, engine_for_trainer
 
 
 def test_model_modes_are_restored_and_no_gradient_is_kept(tiny_model):

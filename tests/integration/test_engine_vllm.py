@@ -12,9 +12,9 @@ from engine_utils import drive, max_errors, random_prompts, reference
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from arpo_trl.rollout.engine import Request
-from arpo_trl.rollout.vllm_engine import VLLMEngine, build_llm
-from arpo_trl.vllm_generation import ARPOVLLMGeneration
+from arpo_trl.rollout.engines.protocol import Request
+from arpo_trl.rollout.engines.vllm_engine import VLLMEngine, build_llm
+from arpo_trl.training.vllm_generation import ARPOVLLMGeneration
 
 
 def test_entropies_are_exact_under_chunked_prefill_preemption_and_aborts(small_llm, tiny_model, preempted):

@@ -16,8 +16,8 @@ from transformers import LogitsProcessor
 
 from arpo_trl import ARPOConfig, ARPOTrainer
 from arpo_trl.rollout.dialect import make_dialect
-from arpo_trl.rollout.engine import Request
-from arpo_trl.rollout.hf_engine import TransformersEngine
+from arpo_trl.rollout.engines.protocol import Request
+from arpo_trl.rollout.engines.transformers_engine import TransformersEngine
 from arpo_trl.rollout.vision import ImageEncoder
 from arpo_trl.tools.contract import ToolResult
 from arpo_trl.tools.images import ImageZoom

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from arpo_trl import ARPOTrainer
-from arpo_trl.launch import parse_recipe
+from arpo_trl.commands.launch import parse_recipe
 
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,6 @@ def test_vllm_without_room_for_its_cache_ends_with_what_to_change(recipe, monkey
     def build_llm(model, **options):
         raise ValueError("No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when …")
 
-    monkeypatch.setattr("arpo_trl.vllm_generation.build_llm", build_llm)
+    monkeypatch.setattr("arpo_trl.training.vllm_generation.build_llm", build_llm)
     with pytest.raises(SystemExit, match="^error: vLLM has too little memory for its cache: raise "):
         run(recipe(use_vllm=True, vllm_max_model_length=512))

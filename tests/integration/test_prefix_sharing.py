@@ -16,7 +16,7 @@ from scoring import CONFIGS, VOCAB_SIZE, ScoringTrainer, collate, make_model
 from torch.distributed.tensor import DTensor
 from trl import GRPOConfig, GRPOTrainer
 
-from arpo_trl.prefix_sharing import PrefixSharingMixin
+from arpo_trl.training.prefix_sharing import PrefixSharingMixin
 
 
 @dataclass

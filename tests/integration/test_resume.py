@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
-from arpo_trl.checkpoints import MANIFEST, check_complete
+from arpo_trl.training.checkpoints import MANIFEST, check_complete
 from tests.resumable_run import make, result
 from tests.small_models import save_tagged_model
 

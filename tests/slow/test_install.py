@@ -50,7 +50,7 @@ def test_wheel_holds_the_package_and_nothing_else(distributions):
 def test_sdist_holds_license_and_readme(distributions):
     with tarfile.open(distributions[0]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    assert {"LICENSE", "README.md", "setup.py", "arpo_trl/config.py"} <= names
+    assert {"LICENSE", "README.md", "setup.py", "arpo_trl/training/config.py"} <= names
 
 
 def test_wheel_installs_and_imports(distributions, tmp_path):
@@ -59,7 +59,7 @@ def test_wheel_installs_and_imports(distributions, tmp_path):
     run(UV, "pip", "install", "--offline", "--no-deps", "--python", python, distributions[1])
     # What it depends on comes from this environment; the package itself must be the installed one.
     environment = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib"), "HF_HUB_OFFLINE": "1"}
-    code = "import arpo_trl.config; print(arpo_trl.__file__)"
+    code = "import arpo_trl.training.config; print(arpo_trl.__file__)"
     found = run(python, "-c", code, cwd=tmp_path, env=environment).strip()
     assert Path(found).is_relative_to(tmp_path / "venv")
 

@@ -5,8 +5,8 @@ from engine_utils import drive, max_errors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.generation.vllm_client import VLLMClient
 
-from arpo_trl.rollout.engine import Request
-from arpo_trl.rollout.server_engine import ServerEngine, served_model_length, served_models
+from arpo_trl.rollout.engines.protocol import Request
+from arpo_trl.rollout.engines.server_engine import ServerEngine, served_model_length, served_models
 from tests.training_run import make_trainer
 
 
@@ -50,7 +50,7 @@ def test_tokens_logprobs_and_entropies_are_those_of_the_model(served):
 def test_training_samples_from_the_server(served, tmp_path, monkeypatch):
     model_dir, url = served
     pushed = []
-    monkeypatch.setattr("arpo_trl.trainer.check_server_mode", lambda args: None)
+    monkeypatch.setattr("arpo_trl.training.arpo_trainer.check_server_mode", lambda args: None)
     monkeypatch.setattr(VLLMClient, "init_communicator", lambda self, device: None)
     monkeypatch.setattr(VLLMClient, "update_named_params", lambda self, metadata, params: pushed.append(dict(params)))
     options = {

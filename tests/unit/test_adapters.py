@@ -3,8 +3,8 @@
 import pytest
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from arpo_trl import adapters
-from arpo_trl.adapters import check_quantization
+from arpo_trl.training import adapters
+from arpo_trl.training.adapters import check_quantization
 
 
 QLORA = {

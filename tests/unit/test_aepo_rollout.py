@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from arpo_trl.branching import BranchingOptions, initial_rollouts, normalize_entropy
+from arpo_trl.algorithms.branching import BranchingOptions, initial_rollouts, normalize_entropy
 from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler
 from arpo_trl.tools.runner import ToolRunner

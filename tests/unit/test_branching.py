@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arpo_trl import branching as b
-from arpo_trl.branching import BranchingOptions
+from arpo_trl.algorithms.branching import BranchingOptions
 
 
 # On a busy machine an example may take as long as it likes.

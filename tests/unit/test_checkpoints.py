@@ -7,7 +7,7 @@ import pytest
 from trl import SFTConfig
 
 from arpo_trl import ARPOConfig
-from arpo_trl.checkpoints import (
+from arpo_trl.training.checkpoints import (
     MANIFEST,
     SETTINGS,
     check_complete,

@@ -15,7 +15,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
 
 from arpo_trl.rollout.entropy import entropy_from_logits
-from arpo_trl.rollout.vllm_probe import EntropyProbe, EntropyProbeV2, watch_args
+from arpo_trl.rollout.engines.vllm_probe import EntropyProbe, EntropyProbeV2, watch_args
 
 
 VOCAB = 50
@@ -58,7 +58,7 @@ def test_partial_prefills_are_overwritten(probe):
 def test_only_watched_rows_inside_their_window_are_computed(probe, monkeypatch):
     computed = []
     monkeypatch.setattr(
-        "arpo_trl.rollout.vllm_probe.entropy_from_logits",
+        "arpo_trl.rollout.engines.vllm_probe.entropy_from_logits",
         lambda logits: computed.append(len(logits)) or entropy_from_logits(logits),
     )
     outputs = [[], [], []]

@@ -5,7 +5,7 @@ import torch
 from trl import ModelConfig, SFTConfig
 
 from arpo_trl import ARPOConfig
-from arpo_trl.memory_errors import engine_advice, memory_advice, memory_errors, ways_to_save
+from arpo_trl.training.memory_errors import engine_advice, memory_advice, memory_errors, ways_to_save
 
 
 OUT_OF_MEMORY = torch.OutOfMemoryError(

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-import arpo_trl.trl_compat
+import arpo_trl.training.trl_compat
 
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def test_c29_this_environment_has_the_locked_versions():
 
 def test_c29_lock_pins_the_trl_that_was_read():
     for lock in LOCKS:
-        assert read_lock(lock)["trl"] == Version(arpo_trl.trl_compat.READ_FROM)
+        assert read_lock(lock)["trl"] == Version(arpo_trl.training.trl_compat.READ_FROM)
 
 
 @pytest.mark.parametrize(("lock", "only"), [(LOCKS[0], "cpu"), (LOCKS[1], "vllm")])

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from arpo_trl.packaged_models import PACKAGED, resolve_model
+from arpo_trl.demo.packaged_models import PACKAGED, resolve_model
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("no such host"), httpx.ConnectTimeout("late"), OSError("down")])
@@ -13,7 +13,7 @@ def test_a_hub_out_of_reach(error, monkeypatch, tmp_path):
 
     monkeypatch.setattr("huggingface_hub.file_exists", file_exists)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args: None)
-    monkeypatch.setattr("arpo_trl.packaged_models._unpack", lambda package, source, target: target.mkdir())
+    monkeypatch.setattr("arpo_trl.demo.packaged_models._unpack", lambda package, source, target: target.mkdir())
     [name] = PACKAGED
     assert resolve_model(name, packaged=True, folder=str(tmp_path)) == str(tmp_path / name.split("/")[1])
     with pytest.raises(ValueError, match="no package carries it"):

@@ -12,9 +12,9 @@ from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfi
 from trl import GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict
 
-from arpo_trl.prefix_sharing.attention import BlockSparseAttention, SegmentedAttention, is_ancestor
-from arpo_trl.prefix_sharing.packing import build_pack, split_rows
-from arpo_trl.prefix_sharing.trainer import shuffle_groups, why_not_exact
+from arpo_trl.training.prefix_sharing.attention import BlockSparseAttention, SegmentedAttention, is_ancestor
+from arpo_trl.training.prefix_sharing.packing import build_pack, split_rows
+from arpo_trl.training.prefix_sharing.trainer import shuffle_groups, why_not_exact
 
 
 def assert_agrees_with_trl(trainer, rows, calls=1, gradients=True, completion_mask=None, atol=1e-5, rtol=1e-4):

@@ -4,7 +4,8 @@ import importlib.metadata
 
 import pytest
 
-from arpo_trl import ARPOConfig, ARPOTrainer, trl_compat
+from arpo_trl import ARPOConfig, ARPOTrainer
+from arpo_trl.training import trl_compat
 
 
 def lookup(query: str) -> str:

@@ -81,8 +81,8 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def view(args: argparse.Namespace) -> int:
-    from .reporting.rollout_log import log_files, read_rollouts
-    from .reporting.tree_viewer import write_viewer
+    from ..reporting.rollout_log import log_files, read_rollouts
+    from ..reporting.tree_viewer import write_viewer
 
     try:
         kind = "eval" if args.eval else "step"
@@ -98,7 +98,7 @@ def view(args: argparse.Namespace) -> int:
 
 
 def push(args: argparse.Namespace) -> int:
-    from .reporting.hub import push_checkpoints, push_model
+    from ..reporting.hub import push_checkpoints, push_model
 
     try:
         if args.checkpoints:

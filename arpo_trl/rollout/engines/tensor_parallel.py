@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .engine import Engine, Event, Request
+from .protocol import Engine, Event, Request
 
 
 COMPARE_EVERY = 64

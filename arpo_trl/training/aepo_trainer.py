@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from .branching import BranchingOptions, branch_penalty, normalize_entropy
+from ..algorithms.branching import BranchingOptions, branch_penalty, normalize_entropy
 from .config import AEPOConfig
-from .objectives import (
+from ..algorithms.objectives import (
     clip_counts,
     decayed_beta,
     entropy_aware_advantage,
@@ -26,9 +26,9 @@ from .objectives import (
     standardized_entropy,
     unclipped_above_entropy,
 )
-from .reporting.metrics import Share, combine
-from .rollout.tree import RolloutTree, Trajectory
-from .trainer import ARPOTrainer, sampled_mask, with_guarded_logps
+from ..reporting.metrics import Share, combine
+from ..rollout.tree import RolloutTree, Trajectory
+from .arpo_trainer import ARPOTrainer, sampled_mask, with_guarded_logps
 
 
 class AEPOTrainer(ARPOTrainer):

@@ -16,8 +16,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.platforms import current_platform
 
 from .adapters import merged_parameters
-from .rollout.server_engine import ServerEngine, served_model_length, served_models
-from .rollout.vllm_engine import VLLMEngine, build_llm
+from ..rollout.engines.server_engine import ServerEngine, served_model_length, served_models
+from ..rollout.engines.vllm_engine import VLLMEngine, build_llm
 
 
 @contextmanager

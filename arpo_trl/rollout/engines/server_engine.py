@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import tenacity
 
-from .engine import Event, Request
-from .entropy import entropy_from_top_logprobs
+from .protocol import Event, Request
+from ..entropy import entropy_from_top_logprobs
 
 
 if TYPE_CHECKING:

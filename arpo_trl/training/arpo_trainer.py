@@ -16,29 +16,29 @@ from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 
 from .adapters import is_adapter, load_adapter
-from .branching import BranchingOptions
+from ..algorithms.branching import BranchingOptions
 from .checkpoints import RolloutCheckpointMixin
 from .config import ARPOConfig
-from .objectives import hard_attribution, token_identities
+from ..algorithms.objectives import hard_attribution, token_identities
 from .prefix_sharing import PrefixSharingMixin, TokenMicroBatchMixin
-from .reporting.completions_table import conversation_text, table_columns
-from .reporting.console import Console
-from .reporting.metrics import combine, engine_shares, token_counts, tree_shares
-from .reporting.model_card import write_model_card
-from .reporting.rollout_log import RolloutLog, ScoredRollout
-from .reporting.warnings import TrainingWarnings
-from .rewards.conversation import last_user_text
-from .rollout.dialect import make_dialect
-from .rollout.engine import Engine
-from .rollout.environments import Environments, shown_schemas
-from .rollout.sampler import Limits, Prompt, Sampler
-from .rollout.tensor_parallel import TensorParallelRollout
-from .rollout.tree import RolloutTree, Row, Trajectory
-from .rollout.vision import placeholder_ids
-from .tools.cache import ToolCache
-from .tools.calling import tool_name
-from .tools.options import ToolOptions
-from .tools.runner import ToolRunner
+from ..reporting.completions_table import conversation_text, table_columns
+from ..reporting.console import Console
+from ..reporting.metrics import combine, engine_shares, token_counts, tree_shares
+from ..reporting.model_card import write_model_card
+from ..reporting.rollout_log import RolloutLog, ScoredRollout
+from ..reporting.warnings import TrainingWarnings
+from ..rewards.conversation import last_user_text
+from ..rollout.dialect import make_dialect
+from ..rollout.engines.protocol import Engine
+from ..rollout.environments import Environments, shown_schemas
+from ..rollout.sampler import Limits, Prompt, Sampler
+from ..rollout.engines.tensor_parallel import TensorParallelRollout
+from ..rollout.tree import RolloutTree, Row, Trajectory
+from ..rollout.vision import placeholder_ids
+from ..tools.cache import ToolCache
+from ..tools.calling import tool_name
+from ..tools.options import ToolOptions
+from ..tools.runner import ToolRunner
 from .trl_compat import check_server_mode, check_trl, check_vllm, replaced_vllm_generation
 
 
@@ -270,7 +270,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
                 engine, self.vllm_tensor_parallel_size, timedelta(seconds=self.args.ddp_timeout)
             )
             return self._tensor_parallel.engine
-        from .rollout.hf_engine import engine_for_trainer
+        from ..rollout.engines.transformers_engine import engine_for_trainer
 
         return engine_for_trainer(self, self._dialect.stop_token_ids)
 

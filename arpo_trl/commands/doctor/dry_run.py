@@ -22,7 +22,7 @@ def dry_run(algorithm: str, script_args: Any, args: Any, model_args: Any, datase
         algorithm (`str`):
             `"arpo"`, `"aepo"` or `"grpo"`.
         script_args, args, model_args, dataset_args:
-            What [`~arpo_trl.launch.parse_recipe`] returns.
+            What [`~arpo_trl.commands.launch.parse_recipe`] returns.
 
     Returns:
         `int`: exit status, 0 unless there is a problem.

@@ -105,7 +105,7 @@ def installed_version(name: str) -> Version | None:
 
 def check_versions() -> Iterator[Finding]:
     """Packages against what this package requires and what it was tested with."""
-    from ..trl_compat import check_trl
+    from ...training.trl_compat import check_trl
 
     check_trl()
     different = []

@@ -18,7 +18,7 @@ from .resources import check_memory, check_sizes
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from ..tools.registry import ToolSet
+    from ...tools.registry import ToolSet
 
 ALGORITHMS = ("arpo", "aepo", "grpo")
 # Arguments of a trial call, by the type that the tool's schema asks for.
@@ -114,7 +114,7 @@ def describe(recipe: Recipe, algorithm: str) -> Finding:
 def _parse(path: str, algorithm: str, overrides: list[str]) -> Recipe:
     from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
-    from .. import AEPOConfig, ARPOConfig
+    from ... import AEPOConfig, ARPOConfig
     from ..recipe import ARPOScriptArguments
 
     config_class = AEPOConfig if algorithm == "aepo" else ARPOConfig
@@ -183,7 +183,7 @@ def _check_accounts(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _check_rewards(recipe: Recipe) -> Iterator[Finding]:
-    from ..rewards.registry import resolve_rewards
+    from ...rewards.registry import resolve_rewards
 
     rewards = resolve_rewards(recipe.script_args.reward_funcs, recipe.script_args.reward_kwargs)
     names = [getattr(reward, "__name__", type(reward).__name__) for reward in rewards]
@@ -192,11 +192,11 @@ def _check_rewards(recipe: Recipe) -> Iterator[Finding]:
 
 def _check_tools(recipe: Recipe) -> Iterator[Finding]:
     """A real call to each tool: the recipe's, else one with made-up arguments, which may fail without consequence."""
-    from ..rollout.environments import factory_tools
-    from ..tools.calling import tool_name, tool_schema
-    from ..tools.contract import ToolCall, ToolContext
-    from ..tools.registry import load_object, resolve_tools
-    from ..tools.runner import ToolRunner
+    from ...rollout.environments import factory_tools
+    from ...tools.calling import tool_name, tool_schema
+    from ...tools.contract import ToolCall, ToolContext
+    from ...tools.registry import load_object, resolve_tools
+    from ...tools.runner import ToolRunner
 
     tools = recipe.tools = resolve_tools(recipe.script_args.tools)
     if recipe.script_args.environment_factory:
@@ -242,8 +242,8 @@ def _check_tools(recipe: Recipe) -> Iterator[Finding]:
 def _check_model(recipe: Recipe) -> Iterator[Finding]:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    from ..adapters import base_of, is_adapter, tokenizer_source
-    from ..packaged_models import resolve_model
+    from ...training.adapters import base_of, is_adapter, tokenizer_source
+    from ...demo.packaged_models import resolve_model
 
     name, model_args = recipe.model_args.model_name_or_path, recipe.model_args
     if name is None:
@@ -270,7 +270,7 @@ def _check_model(recipe: Recipe) -> Iterator[Finding]:
 def _check_dialect(recipe: Recipe) -> Iterator[Finding]:
     from trl.chat_template_utils import is_chat_template_prefix_preserving
 
-    from ..rollout.dialect import make_dialect
+    from ...rollout.dialect import make_dialect
 
     tokenizer, args = recipe.tokenizer, recipe.args
     if tokenizer.chat_template is None:
@@ -298,8 +298,8 @@ def _check_rollout(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _check_data(recipe: Recipe) -> Iterator[Finding]:
-    from ..data.loading import load_prompts, render_prompts
-    from ..rollout.environments import rehearse
+    from ...data.loading import load_prompts, render_prompts
+    from ...rollout.environments import rehearse
 
     script_args = recipe.script_args
     source = recipe.dataset_args if recipe.dataset_args.datasets else script_args.dataset_name

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..config import check_group_sizes
+from ...training.config import check_group_sizes
 from ..launch import Launch
 from .examination import Finding
 

@@ -125,7 +125,7 @@ def parse_recipe(parser: TrlParser, arguments: Sequence[str] | None = None) -> t
 
 @dataclass
 class _Ahead:
-    """What has to be known before a recipe is parsed; see [`~arpo_trl.recipe.RecipeArguments`]."""
+    """What has to be known before a recipe is parsed; see [`~arpo_trl.commands.recipe.RecipeArguments`]."""
 
     accelerate_config: str | None = None
     dry_run: bool = False

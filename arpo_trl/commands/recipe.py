@@ -12,7 +12,7 @@ from typing import Any
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, ScriptArguments
 
 from .launch import read_launch
-from .memory_errors import memory_errors
+from ..training.memory_errors import memory_errors
 
 
 logger = logging.getLogger(__name__)
@@ -160,14 +160,14 @@ def trainer_arguments(
     from transformers import AutoTokenizer
     from trl import get_peft_config, get_quantization_config
 
-    from .adapters import check_quantization, tokenizer_source
-    from .checkpoints import find_checkpoint
-    from .data.loading import load_prompts
-    from .packaged_models import resolve_model
-    from .rewards.registry import resolve_rewards
-    from .rollout.environments import factory_tools, rehearse
-    from .tools.cache import ToolCache
-    from .tools.registry import load_object, resolve_tools
+    from ..training.adapters import check_quantization, tokenizer_source
+    from ..training.checkpoints import find_checkpoint
+    from ..data.loading import load_prompts
+    from ..demo.packaged_models import resolve_model
+    from ..rewards.registry import resolve_rewards
+    from ..rollout.environments import factory_tools, rehearse
+    from ..tools.cache import ToolCache
+    from ..tools.registry import load_object, resolve_tools
 
     if training_args.process_index == 0:
         log_to_console()
@@ -262,8 +262,8 @@ def one_sentence_errors() -> Iterator[None]:
 
     Set `ARPO_TRL_TRACEBACK=1` to see where it came from.
     """
-    from .rollout.environments import EnvironmentForkError
-    from .tools.contract import InfrastructureError
+    from ..rollout.environments import EnvironmentForkError
+    from ..tools.contract import InfrastructureError
 
     try:
         yield
@@ -275,7 +275,7 @@ def one_sentence_errors() -> Iterator[None]:
 
 def finish(trainer, script_args: ARPOScriptArguments, training_args: GRPOConfig) -> None:
     """Saves the trained model, its card and the log of its training, and pushes the model where the recipe says so."""
-    from .trainer import ARPOTrainer
+    from ..training.arpo_trainer import ARPOTrainer
 
     trainer.save_model(training_args.output_dir)
     trainer.save_state()

@@ -3,13 +3,13 @@
 import os
 from typing import TYPE_CHECKING
 
-from ..branching import BranchingOptions
-from ..rollout.dialect import Dialect, make_dialect
-from ..rollout.engine import Event, Request
-from ..rollout.environments import Environments
-from ..rollout.sampler import Limits, Prompt, Sampler
-from ..rollout.tree import RolloutTree
-from ..tools.runner import ToolRunner
+from ...algorithms.branching import BranchingOptions
+from ...rollout.dialect import Dialect, make_dialect
+from ...rollout.engines.protocol import Event, Request
+from ...rollout.environments import Environments
+from ...rollout.sampler import Limits, Prompt, Sampler
+from ...rollout.tree import RolloutTree
+from ...tools.runner import ToolRunner
 
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _conversation(
         text = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
         call, answer = f"<lookup>{QUESTION}</lookup>", f"<answer>{ANSWER}</answer>"
         return _ids(tokenizer, text), _ids(tokenizer, call), _ids(tokenizer, answer)
-    from ..tools.calling import tool_schema
+    from ...tools.calling import tool_schema
 
     def render(messages: list[dict], add_generation_prompt: bool) -> str:
         return tokenizer.apply_chat_template(

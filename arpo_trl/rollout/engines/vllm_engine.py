@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from .engine import Event, Request
+from .protocol import Event, Request
 from .vllm_probe import EntropyProbe, EntropyProbeV2, find_recorder, watch_args
 
 
