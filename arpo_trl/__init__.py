@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .training.aepo_trainer import AEPOTrainer
-    from .training.config import AEPOConfig, ARPOConfig
     from .training.arpo_trainer import ARPOTrainer
+    from .training.config import AEPOConfig, ARPOConfig
 
 __version__ = "0.1.0"
 __all__ = ["AEPOConfig", "AEPOTrainer", "ARPOConfig", "ARPOTrainer"]

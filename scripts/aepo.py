@@ -15,8 +15,10 @@ Every key of a recipe is an option, and an option on the command line wins: to l
 `--entropy_aware_advantage false`.
 """
 
+from arpo_trl.commands.errors import one_sentence_errors
 from arpo_trl.commands.launch import parse_recipe
-from arpo_trl.commands.recipe import ARPOScriptArguments, one_sentence_errors, train
+from arpo_trl.commands.recipe import ARPOScriptArguments
+from arpo_trl.commands.train import train
 
 
 def main(script_args, training_args, model_args, dataset_args):

@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from arpo_trl.commands.recipe import one_sentence_errors
+from arpo_trl.commands.errors import one_sentence_errors
 
 
 def run(args) -> None:

@@ -5,8 +5,10 @@ of a prompt are independent, and every `loss_type` of TRL can be chosen. It is t
     python scripts/grpo.py --config recipes/cpu/grpo.yaml
 """
 
+from arpo_trl.commands.errors import one_sentence_errors
 from arpo_trl.commands.launch import parse_recipe
-from arpo_trl.commands.recipe import ARPOScriptArguments, one_sentence_errors, train
+from arpo_trl.commands.recipe import ARPOScriptArguments
+from arpo_trl.commands.train import train
 
 
 def main(script_args, training_args, model_args, dataset_args):

@@ -10,8 +10,8 @@ merged into the unquantized one.
 
 import argparse
 
+from arpo_trl.commands.errors import one_sentence_errors
 from arpo_trl.training.adapters import base_of, merge_adapter
-from arpo_trl.commands.recipe import one_sentence_errors
 
 
 def main(args: argparse.Namespace) -> None:

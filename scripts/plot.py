@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from arpo_trl.commands.recipe import one_sentence_errors
+from arpo_trl.commands.errors import one_sentence_errors
 from arpo_trl.reporting.plots import plot_pass_at_k, plot_training, read_history
 
 

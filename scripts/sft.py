@@ -12,9 +12,11 @@ the `tools` and of the environment that the recipe names stand in every prompt u
 import sys
 from dataclasses import dataclass, field
 
+from arpo_trl.commands.errors import one_sentence_errors
 from arpo_trl.commands.launch import parse_recipe
+from arpo_trl.commands.recipe import RecipeArguments
+from arpo_trl.commands.train import finish
 from arpo_trl.training.memory_errors import memory_errors
-from arpo_trl.commands.recipe import RecipeArguments, finish, one_sentence_errors
 
 
 @dataclass
@@ -83,8 +85,8 @@ def main(script_args, training_args, model_args, dataset_args):
     from transformers import AutoTokenizer
     from trl import SFTTrainer, get_peft_config, get_quantization_config
 
-    from arpo_trl.training.checkpoints import CheckpointMixin, find_checkpoint
     from arpo_trl.data.traces import load_traces
+    from arpo_trl.training.checkpoints import CheckpointMixin, find_checkpoint
 
     class Trainer(CheckpointMixin, SFTTrainer):
         """Goes on where it was killed."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from arpo_trl.algorithms.branching import BranchingOptions
 from arpo_trl.demo.model import build_tokenizer
 from arpo_trl.demo.task import calculator, native_trace, questions, search
-from arpo_trl.rollout.dialect import make_dialect
+from arpo_trl.rollout.dialects import make_dialect
 from arpo_trl.rollout.engines.protocol import Event, Request
 from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler

@@ -5,9 +5,9 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from arpo_trl.algorithms.branching import BranchingOptions
+from arpo_trl.rollout.engines.tensor_parallel import RanksDiverged, TensorParallelRollout
 from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler
-from arpo_trl.rollout.engines.tensor_parallel import RanksDiverged, TensorParallelRollout
 from arpo_trl.tools.runner import ToolRunner
 from tests.scripted import FIRST_WORD, STOP, VOCAB, NumberDialect, ScriptedEngine, hashed, random_token
 

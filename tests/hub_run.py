@@ -9,10 +9,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from arpo_trl import AEPOConfig, AEPOTrainer, ARPOConfig, ARPOTrainer
-from arpo_trl.training.adapters import is_adapter, load_adapter, merge_adapter
 from arpo_trl.commands.cli import main as arpo_trl
-from arpo_trl.commands.recipe import finish
-from arpo_trl.reporting.hub import push_model
+from arpo_trl.commands.train import finish
+from arpo_trl.training.adapters import is_adapter, load_adapter, merge_adapter
+from arpo_trl.training.hub import push_model
 from tests import scripted_training
 
 

@@ -98,7 +98,7 @@ def view(args: argparse.Namespace) -> int:
 
 
 def push(args: argparse.Namespace) -> int:
-    from ..reporting.hub import push_checkpoints, push_model
+    from ..training.hub import push_checkpoints, push_model
 
     try:
         if args.checkpoints:

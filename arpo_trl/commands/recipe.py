@@ -4,15 +4,12 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, ScriptArguments
 
 from .launch import read_launch
-from ..training.memory_errors import memory_errors
 
 
 logger = logging.getLogger(__name__)
@@ -111,33 +108,6 @@ class ARPOScriptArguments(RecipeArguments):
             self.reward_kwargs = json.loads(self.reward_kwargs)
 
 
-def train(
-    trainer_class: type,
-    script_args: ARPOScriptArguments,
-    training_args: GRPOConfig,
-    model_args: ModelConfig,
-    dataset_args: DatasetMixtureConfig,
-) -> None:
-    """Trains as a recipe says, saves the model, and pushes it where asked to; a dry run only checks the recipe.
-
-    Args:
-        trainer_class (`type`):
-            [`ARPOTrainer`] or a subclass.
-    """
-    if script_args.dry_run:
-        from .doctor.dry_run import dry_run
-
-        algorithm = trainer_class._name if training_args.branching else "GRPO"
-        sys.exit(dry_run(algorithm, script_args, training_args, model_args, dataset_args))
-    with one_sentence_errors(), memory_errors(training_args, model_args):
-        trainer = trainer_class(
-            **trainer_arguments(script_args, training_args, model_args, dataset_args, dialect=training_args.dialect)
-        )
-    with memory_errors(training_args, model_args):
-        trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    finish(trainer, script_args, training_args)
-
-
 def trainer_arguments(
     script_args: ARPOScriptArguments,
     training_args: GRPOConfig,
@@ -160,14 +130,14 @@ def trainer_arguments(
     from transformers import AutoTokenizer
     from trl import get_peft_config, get_quantization_config
 
-    from ..training.adapters import check_quantization, tokenizer_source
-    from ..training.checkpoints import find_checkpoint
     from ..data.loading import load_prompts
     from ..demo.packaged_models import resolve_model
     from ..rewards.registry import resolve_rewards
     from ..rollout.environments import factory_tools, rehearse
     from ..tools.cache import ToolCache
     from ..tools.registry import load_object, resolve_tools
+    from ..training.adapters import check_quantization, tokenizer_source
+    from ..training.checkpoints import find_checkpoint
 
     if training_args.process_index == 0:
         log_to_console()
@@ -254,35 +224,3 @@ def log_to_console() -> None:
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-
-
-@contextmanager
-def one_sentence_errors() -> Iterator[None]:
-    """Ends the program with the message of an error a user can mend, instead of with a stack trace.
-
-    Set `ARPO_TRL_TRACEBACK=1` to see where it came from.
-    """
-    from ..rollout.environments import EnvironmentForkError
-    from ..tools.contract import InfrastructureError
-
-    try:
-        yield
-    except (ValueError, TypeError, ImportError, OSError, InfrastructureError, EnvironmentForkError) as error:
-        if os.environ.get("ARPO_TRL_TRACEBACK") == "1":
-            raise
-        sys.exit(f"error: {error}")
-
-
-def finish(trainer, script_args: ARPOScriptArguments, training_args: GRPOConfig) -> None:
-    """Saves the trained model, its card and the log of its training, and pushes the model where the recipe says so."""
-    from ..training.arpo_trainer import ARPOTrainer
-
-    trainer.save_model(training_args.output_dir)
-    trainer.save_state()
-    trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
-    if training_args.push_to_hub:
-        trainer.push_to_hub(dataset_name=script_args.dataset_name)
-        trainer.accelerator.print(f"Model pushed to https://huggingface.co/{trainer.hub_model_id}.")
-    elif isinstance(trainer, ARPOTrainer):
-        # For `arpo-trl push`, whenever that may be.
-        trainer.create_model_card(dataset_name=script_args.dataset_name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..rewards.judge import LLMJudge
-from ..rollout.dialect import make_dialect
+from ..rollout.dialects import make_dialect
 from ..rollout.engines.protocol import Engine
 from ..rollout.sampler import Limits, Sampler
 from ..tools.cache import ToolCache

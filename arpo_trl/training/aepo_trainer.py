@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ import torch
 from accelerate.utils import gather_object
 
 from ..algorithms.branching import BranchingOptions, branch_penalty, normalize_entropy
-from .config import AEPOConfig
 from ..algorithms.objectives import (
     clip_counts,
     decayed_beta,
@@ -29,6 +27,8 @@ from ..algorithms.objectives import (
 from ..reporting.metrics import Share, combine
 from ..rollout.tree import RolloutTree, Trajectory
 from .arpo_trainer import ARPOTrainer, sampled_mask, with_guarded_logps
+from .config import AEPOConfig
+from .papers import PAPERS
 
 
 class AEPOTrainer(ARPOTrainer):
@@ -64,17 +64,7 @@ class AEPOTrainer(ARPOTrainer):
 
     _tag_names = ["trl", "aepo"]
     _name = "AEPO"
-    _paper = {
-        "title": "Agentic Entropy-Balanced Policy Optimization",
-        "id": "2510.14545",
-        "citation": textwrap.dedent("""\
-            @article{dong2025aepo,
-                title  = {{Agentic Entropy-Balanced Policy Optimization}},
-                author = {Guanting Dong and Licheng Bao and Zhongyuan Wang and Kangzhi Zhao and Xiaoxi Li and Jiajie Jin and Jinghan Yang and Hangyu Mao and Fuzheng Zhang and Kun Gai and Guorui Zhou and Yutao Zhu and Ji-Rong Wen and Zhicheng Dou},
-                year   = 2025,
-                eprint = {arXiv:2510.14545},
-            }"""),
-    }
+    _paper = PAPERS["AEPO"]
 
     def __init__(self, model, reward_funcs=None, args: AEPOConfig | None = None, *positional: Any, **kwargs: Any):
         if args is None:

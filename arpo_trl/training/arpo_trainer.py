@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import sys
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,31 +13,33 @@ import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
+from trl.trainer.utils import get_config_model_id
 
-from .adapters import is_adapter, load_adapter
 from ..algorithms.branching import BranchingOptions
-from .checkpoints import RolloutCheckpointMixin
-from .config import ARPOConfig
 from ..algorithms.objectives import hard_attribution, token_identities
-from .prefix_sharing import PrefixSharingMixin, TokenMicroBatchMixin
 from ..reporting.completions_table import conversation_text, table_columns
 from ..reporting.console import Console
 from ..reporting.metrics import combine, engine_shares, token_counts, tree_shares
-from ..reporting.model_card import write_model_card
+from ..reporting.model_card import RunFacts, write_model_card
 from ..reporting.rollout_log import RolloutLog, ScoredRollout
 from ..reporting.warnings import TrainingWarnings
 from ..rewards.conversation import last_user_text
-from ..rollout.dialect import make_dialect
+from ..rollout.dialects import make_dialect
 from ..rollout.engines.protocol import Engine
+from ..rollout.engines.tensor_parallel import TensorParallelRollout
 from ..rollout.environments import Environments, shown_schemas
 from ..rollout.sampler import Limits, Prompt, Sampler
-from ..rollout.engines.tensor_parallel import TensorParallelRollout
 from ..rollout.tree import RolloutTree, Row, Trajectory
 from ..rollout.vision import placeholder_ids
 from ..tools.cache import ToolCache
-from ..tools.calling import tool_name
+from ..tools.calling import tool_name, tool_schema
 from ..tools.options import ToolOptions
 from ..tools.runner import ToolRunner
+from .adapters import is_adapter, load_adapter
+from .checkpoints import RolloutCheckpointMixin
+from .config import ARPOConfig
+from .papers import PAPERS
+from .prefix_sharing import PrefixSharingMixin, TokenMicroBatchMixin
 from .trl_compat import check_server_mode, check_trl, check_vllm, replaced_vllm_generation
 
 
@@ -95,17 +96,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
 
     _tag_names = ["trl", "arpo"]
     _name = "ARPO"
-    _paper = {
-        "title": "Agentic Reinforced Policy Optimization",
-        "id": "2507.19849",
-        "citation": textwrap.dedent("""\
-            @article{dong2025arpo,
-                title  = {{Agentic Reinforced Policy Optimization}},
-                author = {Guanting Dong and Hangyu Mao and Kai Ma and Licheng Bao and Yifei Chen and Zhongyuan Wang and Zhongxia Chen and Jiazhen Du and Huiyang Wang and Fuzheng Zhang and Guorui Zhou and Yutao Zhu and Ji-Rong Wen and Zhicheng Dou},
-                year   = 2025,
-                eprint = {arXiv:2507.19849},
-            }"""),
-    }
+    _paper = PAPERS["ARPO"]
 
     def __init__(
         self,
@@ -421,7 +412,28 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
         if self.is_world_process_zero():
-            write_model_card(self, model_name, dataset_name, tags)
+            write_model_card(self._run_facts(), model_name, dataset_name, tags)
+
+    def _run_facts(self) -> RunFacts:
+        model = self.accelerator.unwrap_model(self.model)
+        adapters = list(getattr(model, "peft_config", {}).values())
+        schemas = [tool_schema(tool) for tool in self._shared_tools.values()]
+        if self.environment_factories is not None:
+            schemas += [schema for schemas_of_one in self._env_tools.values() for schema in schemas_of_one]
+        sized = hasattr(self.train_dataset, "__len__")  # an iterable dataset, or none, is not
+        return RunFacts(
+            algorithm=self._name if self.args.branching else "GRPO",
+            trainer=self._name,
+            args=self.args,
+            log_history=self.state.log_history,
+            steps=self.state.global_step,
+            base_model=adapters[0].base_model_name_or_path if adapters else get_config_model_id(model.config) or None,
+            is_adapter=bool(adapters),
+            tools=[schema["function"] for schema in schemas],
+            num_prompts=len(self.train_dataset) if sized else None,
+            repo_id=self.hub_model_id,
+            papers=PAPERS,
+        )
 
     # Metrics
 

@@ -15,9 +15,9 @@ from trl.trainer.utils import ensure_master_addr_port
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
-from .adapters import merged_parameters
 from ..rollout.engines.server_engine import ServerEngine, served_model_length, served_models
 from ..rollout.engines.vllm_engine import VLLMEngine, build_llm
+from .adapters import merged_parameters
 
 
 @contextmanager

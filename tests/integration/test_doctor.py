@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from packaging.version import Version
 from transformers import AutoConfig
 
 from arpo_trl.commands.cli import main
-from arpo_trl.commands.doctor import examination, memory
+from arpo_trl.commands.doctor import installation, memory
+from arpo_trl.commands.doctor.findings import ALTERNATIVES
 from arpo_trl.commands.doctor.trial import RESULT, trial_rollout
 from arpo_trl.commands.launch import Launch
 from arpo_trl.tools.contract import InfrastructureError
@@ -188,7 +190,7 @@ def test_rows_that_cannot_fit_are_warned_about(write, diagnose):
 
 
 def test_packages_that_a_recipe_needs(write, diagnose, monkeypatch):
-    found = examination.installed_version
+    found = installation.installed_version
     monkeypatch.setattr(
         "arpo_trl.commands.doctor.recipe.installed_version", lambda name: None if name == "vllm" else found(name)
     )
@@ -199,11 +201,11 @@ def test_packages_that_a_recipe_needs(write, diagnose, monkeypatch):
 
 def test_other_versions_than_the_tested_or_allowed(diagnose, monkeypatch):
     versions = {"vllm": "0.30.1", "torch": "2.12.0"}
-    found = examination.installed_version
+    found = installation.installed_version
     monkeypatch.setattr(
-        examination,
+        installation,
         "installed_version",
-        lambda name: examination.Version(versions[name]) if name in versions else found(name),
+        lambda name: Version(versions[name]) if name in versions else found(name),
     )
     status, findings = diagnose()
     [problem] = [finding["message"] for finding in findings if finding["status"] == "problem"]
@@ -214,8 +216,8 @@ def test_other_versions_than_the_tested_or_allowed(diagnose, monkeypatch):
 @pytest.mark.parametrize("lock", ["requirements-cpu.lock", "requirements-gpu.lock"])
 def test_tested_versions_are_the_locked_ones(lock):
     pins = dict(re.findall(r"^([a-z-]+)==([\d.]+)", (ROOT / lock).read_text(), re.MULTILINE))
-    for name, version in examination.TESTED.items():
-        assert version in {pins.get(other) for other in examination.ALTERNATIVES.get(name, (name,))}, name
+    for name, version in installation.TESTED.items():
+        assert version in {pins.get(other) for other in ALTERNATIVES.get(name, (name,))}, name
 
 
 def test_usage(capsys, write):
@@ -239,7 +241,7 @@ def test_trial_rollout(dialect, tiny_tokenizer):
 
 
 def test_memory_estimate(tiny_model_dir, tiny_model, write):
-    from arpo_trl.commands.doctor.recipe import _parse
+    from arpo_trl.commands.doctor.read_recipe import _parse
 
     def needed(launch=None, **changes):
         recipe = _parse(write(**{"prefix_sharing": "off", "dtype": "float32", **changes}), "arpo", [])

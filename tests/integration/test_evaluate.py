@@ -19,9 +19,9 @@ from arpo_trl.evaluation import BENCHMARKS, Benchmark, evaluate
 from arpo_trl.evaluation.callback import BenchmarkCallback
 from arpo_trl.evaluation.config import EvaluationArguments, load_tokenizer, make_generator
 from arpo_trl.evaluation.generation import SamplerGenerator, WatchedEngine
-from arpo_trl.rollout.dialect import make_dialect
-from arpo_trl.rollout.sampler import Limits, Sampler
+from arpo_trl.rollout.dialects import make_dialect
 from arpo_trl.rollout.engines.server_engine import ServerEngine, served_model_length
+from arpo_trl.rollout.sampler import Limits, Sampler
 from arpo_trl.tools.registry import resolve_tools
 from arpo_trl.tools.runner import ToolRunner
 from tests.completion_server import serve_tagged

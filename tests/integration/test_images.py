@@ -15,7 +15,7 @@ from PIL import Image
 from transformers import LogitsProcessor
 
 from arpo_trl import ARPOConfig, ARPOTrainer
-from arpo_trl.rollout.dialect import make_dialect
+from arpo_trl.rollout.dialects import make_dialect
 from arpo_trl.rollout.engines.protocol import Request
 from arpo_trl.rollout.engines.transformers_engine import TransformersEngine
 from arpo_trl.rollout.vision import ImageEncoder

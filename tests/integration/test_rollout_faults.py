@@ -15,9 +15,9 @@ from engine_utils import random_prompts, reference
 
 from arpo_trl.algorithms.branching import BranchingOptions
 from arpo_trl.reporting.metrics import tree_shares
+from arpo_trl.rollout.engines.vllm_engine import VLLMEngine
 from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler
-from arpo_trl.rollout.engines.vllm_engine import VLLMEngine
 from arpo_trl.tools.contract import ToolCall, ToolContext
 from arpo_trl.tools.options import ToolOptions
 from arpo_trl.tools.runner import ToolRunner

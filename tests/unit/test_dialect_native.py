@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from small_tokenizers import byte_level_tokenizer, chat_template, llama_tokenizer, qwen_tokenizer
 from trl import GRPOTrainer
 
-from arpo_trl.rollout.dialect import ResultTooLong, make_dialect
-from arpo_trl.rollout.dialects import NativeDialect, PlainDialect
+from arpo_trl.rollout.dialects import NativeDialect, PlainDialect, ResultTooLong, make_dialect
 from arpo_trl.tools.calling import tool_schema
 from arpo_trl.tools.contract import ToolCall, ToolResult
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import llama_tokenizer, metaspace_tokenizer, qwen_tokenizer
 
-from arpo_trl.rollout.dialect import ResultTooLong, make_dialect
+from arpo_trl.rollout.dialects import ResultTooLong, make_dialect
 from arpo_trl.tools.contract import ToolCall, ToolContext, ToolResult
 
 

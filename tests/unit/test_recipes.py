@@ -16,13 +16,13 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, patch_environment
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-from arpo_trl.commands.doctor.recipe import algorithm_of
+from arpo_trl.commands.doctor.read_recipe import algorithm_of
 from arpo_trl.commands.doctor.resources import batch_sizes, sizes_of
 from arpo_trl.commands.launch import Launch, current_launch, parse_recipe, read_launch
-from arpo_trl.training.prefix_sharing.trainer import why_not_exact
 from arpo_trl.rewards.registry import resolve_rewards
 from arpo_trl.tools.registry import load_object, resolve_tools
 from arpo_trl.tools.search.local import Passage, build_index
+from arpo_trl.training.prefix_sharing.trainer import why_not_exact
 
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,7 @@
 """`arpo-trl doctor`: looks at an installation and a recipe before a machine is spent on them."""
 
-from .examination import Finding, examine, report
+from .examination import examine
+from .findings import Finding, report
 
 
 __all__ = ["Finding", "examine", "report"]

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..launch import Launch, current_launch
-from .examination import Finding, check_device, check_versions, guarded, report
-from .recipe import Recipe, describe, examine_arguments
+from .findings import Finding, guarded, report
+from .installation import check_device, check_versions
+from .read_recipe import Recipe, describe
+from .recipe import examine_arguments
 from .resources import memory_findings, sizes_of
 
 

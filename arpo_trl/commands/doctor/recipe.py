@@ -1,58 +1,24 @@
 """The checks of a recipe: everything that can be known before the first step, without loading the model's weights."""
 
 import contextlib
-import io
 import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from ..launch import WITHOUT_GPU, Launch, arguments_of, look_ahead
-from .examination import Finding, guarded, installed_version
+from .findings import Finding, guarded, installed_version
+from .read_recipe import Recipe, needs_bitsandbytes, read_recipe
 from .resources import check_memory, check_sizes
 
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-    from ...tools.registry import ToolSet
-
-ALGORITHMS = ("arpo", "aepo", "grpo")
 # Arguments of a trial call, by the type that the tool's schema asks for.
 MADE_UP = {"string": "1+1", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
 
-@dataclass
-class Recipe:
-    """What is known of a recipe so far; each check adds its part."""
-
-    script_args: Any
-    args: Any
-    model_args: Any
-    dataset_args: Any
-    launch: Launch = field(default_factory=Launch)
-    tools: "ToolSet | None" = None
-    environment_factory: Any = None
-    environment_tools: list[Any] = field(default_factory=list)
-    model: str | None = None
-    tokenizer: "PreTrainedTokenizerBase | None" = None
-    config: "PretrainedConfig | None" = None
-    stop_token_ids: list[int] = field(default_factory=list)
-    longest_prompt: int | None = None
-    num_prompts: int | None = None
-
-    @property
-    def shown_tools(self) -> list[Any]:
-        """The tools that stand in prompts."""
-        return [*(self.tools.tools if self.tools is not None else []), *self.environment_tools]
-
-
 def examine_recipe(path: str, algorithm: str | None, overrides: list[str]) -> Iterator[Finding]:
     """Checks that need one another's results are left out where those failed; see [`examine`]."""
-    for finding in guarded("recipe", _read, path, algorithm, overrides):
+    for finding in guarded("recipe", read_recipe, path, algorithm, overrides):
         if isinstance(finding, Recipe):
             yield from examine_arguments(finding)
         else:
@@ -78,60 +44,6 @@ def examine_arguments(recipe: Recipe) -> Iterator[Finding]:
         recipe.tools.close()
 
 
-def algorithm_of(path: str) -> str:
-    """The algorithm that a recipe's path names, its last parts first; else ARPO."""
-    parts = [part.lower() for part in reversed(Path(path).parts)]
-    return next((name for part in parts for name in ALGORITHMS if name in part), "arpo")
-
-
-def _read(path: str, algorithm: str | None, overrides: list[str]) -> Iterator[Any]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no recipe {path}; give the path of a YAML file.")
-    algorithm = algorithm or algorithm_of(path)
-    try:
-        recipe = _parse(path, algorithm, overrides)
-    except ValueError as error:
-        if "bf16" not in str(error) and "tf32" not in str(error):
-            raise
-        # What the recipe says beside that can be looked at all the same.
-        recipe = _parse(path, algorithm, [*overrides, *WITHOUT_GPU])
-        yield Finding(
-            "recipe",
-            "problem",
-            f"{path} is for a GPU with bf16, and there is none: run it on such a machine, or set bf16: false and "
-            "use_cpu: true.",
-        )
-    yield describe(recipe, algorithm)
-    yield recipe
-
-
-def describe(recipe: Recipe, algorithm: str) -> Finding:
-    """What kind of training a recipe is."""
-    engine = "vLLM" if recipe.args.use_vllm else "transformers"
-    return Finding("recipe", "ok", f"{algorithm.upper()}, dialect '{recipe.args.dialect}', {engine}")
-
-
-def _parse(path: str, algorithm: str, overrides: list[str]) -> Recipe:
-    from trl import DatasetMixtureConfig, ModelConfig, TrlParser
-
-    from ... import AEPOConfig, ARPOConfig
-    from ..recipe import ARPOScriptArguments
-
-    config_class = AEPOConfig if algorithm == "aepo" else ARPOConfig
-    parser = TrlParser((ARPOScriptArguments, config_class, ModelConfig, DatasetMixtureConfig))
-    arguments = ["--config", path, *overrides]
-    _, launch = look_ahead(arguments)
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said), arguments_of(launch):
-            recipe = Recipe(*parser.parse_args_and_config(arguments), launch)
-    except SystemExit:  # argparse has written what is wrong, and how it is used
-        raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
-    if algorithm == "grpo":
-        recipe.args.branching = False
-    return recipe
-
-
 def _check_packages(recipe: Recipe) -> Iterator[Finding]:
     wanted = {
         "vllm": recipe.args.use_vllm,
@@ -150,13 +62,6 @@ def _check_packages(recipe: Recipe) -> Iterator[Finding]:
         yield Finding("packages", "problem", f'The recipe needs {name}: run `pip install "{what}"`.')
     if not missing:
         yield Finding("packages", "ok", "all that the recipe needs are installed")
-
-
-def needs_bitsandbytes(args: Any, model_args: Any) -> bool:
-    """Whether for weights or for the optimizer."""
-    optimizer = str(args.optim).lower()
-    by_optimizer = "torch" not in optimizer and any(part in optimizer for part in ("8bit", "bnb", "paged"))
-    return model_args.load_in_4bit or model_args.load_in_8bit or by_optimizer
 
 
 def _check_accounts(recipe: Recipe) -> Iterator[Finding]:
@@ -242,8 +147,8 @@ def _check_tools(recipe: Recipe) -> Iterator[Finding]:
 def _check_model(recipe: Recipe) -> Iterator[Finding]:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    from ...training.adapters import base_of, is_adapter, tokenizer_source
     from ...demo.packaged_models import resolve_model
+    from ...training.adapters import base_of, is_adapter, tokenizer_source
 
     name, model_args = recipe.model_args.model_name_or_path, recipe.model_args
     if name is None:
@@ -270,7 +175,7 @@ def _check_model(recipe: Recipe) -> Iterator[Finding]:
 def _check_dialect(recipe: Recipe) -> Iterator[Finding]:
     from trl.chat_template_utils import is_chat_template_prefix_preserving
 
-    from ...rollout.dialect import make_dialect
+    from ...rollout.dialects import make_dialect
 
     tokenizer, args = recipe.tokenizer, recipe.args
     if tokenizer.chat_template is None:

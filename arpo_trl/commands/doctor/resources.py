@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...training.config import check_group_sizes
 from ..launch import Launch
-from .examination import Finding
+from .findings import Finding
 
 
 if TYPE_CHECKING:
-    from .recipe import Recipe
+    from .read_recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ...algorithms.branching import BranchingOptions
-from ...rollout.dialect import Dialect, make_dialect
+from ...rollout.dialects import Dialect, make_dialect
 from ...rollout.engines.protocol import Event, Request
 from ...rollout.environments import Environments
 from ...rollout.sampler import Limits, Prompt, Sampler

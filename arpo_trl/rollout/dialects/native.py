@@ -23,7 +23,7 @@ from trl.chat_template_utils import (
 
 from ...tools.calling import tool_name, tool_schema
 from ...tools.contract import ToolCall, ToolResult
-from ..dialect import Turn
+from .protocol import Turn
 from .rendering import ToolMessageRenderer
 from .text import Content, TextEncoder, clean, fit_results, text_of, texts_of, tool_messages, with_texts
 

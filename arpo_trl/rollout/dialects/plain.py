@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ...tools.contract import ToolCall, ToolResult
-from ..dialect import Turn
+from .protocol import Turn
 
 
 class PlainDialect:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...tools.calling import parameters_of, tool_name, tool_schema
 from ...tools.contract import ToolCall, ToolResult
-from ..dialect import Turn
+from .protocol import Turn
 from .text import Part, TextEncoder, fit_results, text_of, tool_messages
 
 

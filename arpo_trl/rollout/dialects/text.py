@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from ...tools.contract import ToolResult
-from ..dialect import ResultTooLong
+from .protocol import ResultTooLong
 
 
 Content = str | list[dict[str, Any]]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import tenacity
 
-from .protocol import Event, Request
 from ..entropy import entropy_from_top_logprobs
+from .protocol import Event, Request
 
 
 if TYPE_CHECKING:

@@ -1,12 +1,10 @@
-"""How a tool call and its result look as tokens: the native one of the chat template, and ARPO's tags."""
+"""The contract of a dialect: how a tool call and its result look as tokens."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from transformers import PreTrainedTokenizerBase, ProcessorMixin
-
-from ..tools.contract import ToolCall, ToolResult
+from ...tools.contract import ToolCall, ToolResult
 
 
 class ResultTooLong(ValueError):
@@ -80,45 +78,3 @@ class Dialect(Protocol):
     def result_messages(self, results: list[ToolResult]) -> list[dict[str, Any]]:
         """The results as `tool` messages, in order, for reward functions and logs; one of a call that was not made has
         `executed: False`."""
-
-
-def make_dialect(
-    name: str,
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
-    tools: Iterable[Callable],
-    chat_template: str | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
-    stop_token_ids: Iterable[int] | int | None = None,
-) -> Dialect:
-    """Makes the dialect called `name`.
-
-    Args:
-        name (`str`):
-            `"native"`: the chat template's own tool calling; `"tagged"`: ARPO's tags.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`]):
-            Tokenizer or processor of the model.
-        tools (`Iterable[Callable]`):
-            The tools of every prompt. Without tools a template that knows none will do.
-        chat_template (`str`, *optional*):
-            Native dialect only: template in place of the tokenizer's.
-        chat_template_kwargs (`dict[str, Any]`, *optional*):
-            Native dialect only: passed to the template.
-        stop_token_ids (`int` or `Iterable[int]`, *optional*):
-            Tokens that end a turn besides the tokenizer's EOS: `model.generation_config.eos_token_id`.
-
-    Raises:
-        `ValueError`: for an unknown name, and for tools that the template or the dialect cannot offer.
-    """
-    # The dialects import the contract above.
-    from .dialects import NativeDialect, PlainDialect, TaggedDialect, can_call_tools
-
-    tools = list(tools)
-    tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
-    stops = [stop_token_ids] if isinstance(stop_token_ids, int) else list(stop_token_ids or ())
-    if name == "tagged":
-        return TaggedDialect(tokenizer, tools, stops)
-    if name != "native":
-        raise ValueError(f"There is no dialect {name!r}: choose 'native' or 'tagged'.")
-    if not tools and not can_call_tools(processing_class):
-        return PlainDialect(tokenizer, stops)
-    return NativeDialect(processing_class, tools, chat_template, chat_template_kwargs, stops)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCard
 
-from ..training.adapters import is_adapter, merge_adapter
+from .adapters import is_adapter, merge_adapter
 
 
 # What only resuming a run needs, and what is nobody else's business.
