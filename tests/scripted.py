@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from arpo_trl.rollout.dialects.text import tool_messages
 from arpo_trl.rollout.dialects import ResultTooLong, Turn
+from arpo_trl.rollout.dialects.text import tool_messages
 from arpo_trl.rollout.engines.protocol import Event, Request
 from arpo_trl.tools.contract import ToolCall, ToolResult
 
