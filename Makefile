@@ -67,9 +67,11 @@ style: install
 	$(BIN)/ruff check --fix $(STYLE) $(RULES) $(CODE)
 	$(BIN)/ruff format $(STYLE) $(CODE)
 
-# docs/configuration.md, from the dataclasses.
+# What of the docs is written by scripts, then the docs as a site in build/site. A broken link is an error.
+docs: export NO_MKDOCS_2_WARNING := 1
 docs: install
 	$(BIN)/python scripts/make_config_reference.py
+	$(BIN)/mkdocs build --quiet --strict --config-file .ci/mkdocs.yml
 
 # Every benchmark once; that of the rollout comes first, since it makes the model.
 bench: install

@@ -54,14 +54,11 @@ class EvaluationArguments:
         server_url, server_model (`str`, *optional*):
             URL (with `/v1`) and name of the model at the server; by default `model_name_or_path`, whose tokenizer is
             used.
-        dialect, tools, tool_cache_dir, system_prompt, max_completion_length, max_tool_calling_iterations,
-        max_tool_calls_per_turn, max_tool_result_length, temperature, top_p, top_k, min_p, repetition_penalty,
-        chat_template_kwargs, seed, dtype:
-            As in training.
-        vllm_max_model_length, vllm_max_num_seqs, vllm_gpu_memory_utilization:
-            Of vLLM in this process; the first also bounds the other backends.
         batch_size (`int`, *optional*, defaults to `256`):
             Samples in work at a time; they are written when all of them are done.
+        others:
+            As in training. Those of vLLM are for vLLM in this process; `vllm_max_model_length` also bounds the other
+            backends.
     """
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Folder or name on the Hub."})

@@ -251,17 +251,19 @@ def read_rollouts(
     Yields:
         `dict`: One rollout tree:
 
-        - `step` (`int`), `evaluation` (`bool`), `rank` (`int`, the process) and `tree` (`int`, which of its batch);
-        - `prompt` (`str`): what the model saw, special tokens included;
-        - `rows` (`list[dict]`): `slot`, `path` (its place in words, `"3.1:0"` is the first fork of root 3 after tool
-          step 1), `parent` (slot of the row it was forked from, or `None`), `can_fork`, `tail` (id of its last
-          segment), `tokens`, `tool_turns`, `finish_reason`, `rewards` (by reward function, `None` where it gave none),
-          `advantage`; `error` and `prompt` where it has its own;
-        - `segments` (`list[dict]`), each once, parents first: `id`, `parent`, `sampled`, `ids`, `text`; where sampled
-          `logprobs` and `entropies` in nats (the latter of the first tokens only, as far as they were watched) and
-          `watched`, the texts of those tokens; else `results`: `name`, `content`, `failure`, `latency_s`, `cached`;
-        - `decisions` (`list[dict]`): `slot`, `step`, `delta_entropy`, `score` (P before it is clipped), `consecutive`,
-          `wanted`, `children` (slots of the forks).
+            - `step` (`int`), `evaluation` (`bool`), `rank` (`int`, the process) and `tree` (`int`, which of its
+              batch);
+            - `prompt` (`str`): what the model saw, special tokens included;
+            - `rows` (`list[dict]`): `slot`, `path` (its place in words, `"3.1:0"` is the first fork of root 3 after
+              tool step 1), `parent` (slot of the row it was forked from, or `None`), `can_fork`, `tail` (id of its
+              last segment), `tokens`, `tool_turns`, `finish_reason`, `rewards` (by reward function, `None` where it
+              gave none), `advantage`; `error` and `prompt` where it has its own;
+            - `segments` (`list[dict]`), each once, parents first: `id`, `parent`, `sampled`, `ids`, `text`; where
+              sampled `logprobs` and `entropies` in nats (the latter of the first tokens only, as far as they were
+              watched) and `watched`, the texts of those tokens; else `results`: `name`, `content`, `failure`,
+              `latency_s`, `cached`;
+            - `decisions` (`list[dict]`): `slot`, `step`, `delta_entropy`, `score` (P before it is clipped),
+              `consecutive`, `wanted`, `children` (slots of the forks).
 
     Raises:
         FileNotFoundError: If there is no log.

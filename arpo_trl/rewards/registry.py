@@ -43,7 +43,7 @@ def resolve_rewards(
 
     Raises:
         `ValueError`: a name that is not known, arguments for a reward that is not in `names`, an argument that the
-        reward does not take, or one that it needs and was not given.
+            reward does not take, or one that it needs and was not given.
     """
     kwargs = kwargs or {}
     unused = set(kwargs) - set(names)

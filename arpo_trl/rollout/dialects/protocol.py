@@ -33,8 +33,6 @@ class Turn:
             where there are calls.
         calls (`list[ToolCall]`):
             The calls in the order they were written; a malformed one carries `error`. Empty for a final turn.
-        answered (`bool`):
-            Whether the trajectory is over after this turn (no calls).
     """
 
     message: dict[str, Any]
@@ -42,6 +40,7 @@ class Turn:
 
     @property
     def answered(self) -> bool:
+        """Whether the trajectory is over after this turn (no calls)."""
         return not self.calls
 
 

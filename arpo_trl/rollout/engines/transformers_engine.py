@@ -117,9 +117,8 @@ class TransformersEngine:
             Longest sequence, prompt and sampled tokens together.
         temperature (`float`, *optional*, defaults to `1.0`):
             Sampling temperature. At 0 no request may watch entropies.
-        top_p (`float`, *optional*, defaults to `1.0`), top_k (`int`, *optional*, defaults to `0`),
-        min_p (`float`, *optional*), repetition_penalty (`float`, *optional*, defaults to `1.0`):
-            As in [`~trl.GRPOConfig`].
+        top_p, top_k, min_p, repetition_penalty (*optional*):
+            As in [`~trl.GRPOConfig`]; by default they change nothing.
         generation_kwargs (`dict`, *optional*):
             Must be empty: this engine has no other sampling parameters.
         max_num_seqs (`int`, *optional*, defaults to `256`):

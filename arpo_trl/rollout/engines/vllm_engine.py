@@ -130,9 +130,8 @@ class VLLMEngine:
             The tokens that end a request. The model's EOS ends one only if it is among them.
         temperature (`float`, *optional*, defaults to `1.0`):
             Sampling temperature. At 0 no request may watch entropies.
-        top_p (`float`, *optional*, defaults to `1.0`), top_k (`int`, *optional*, defaults to `0`),
-        min_p (`float`, *optional*), repetition_penalty (`float`, *optional*, defaults to `1.0`):
-            As in [`~trl.GRPOConfig`].
+        top_p, top_k, min_p, repetition_penalty (*optional*):
+            As in [`~trl.GRPOConfig`]; by default they change nothing.
         generation_kwargs (`dict`, *optional*):
             Further arguments of `vllm.SamplingParams`, none of those that the engine or a request sets itself.
         structured_outputs_regex (`str`, *optional*):

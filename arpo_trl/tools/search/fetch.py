@@ -16,8 +16,8 @@ class FetchPage:
     Args:
         max_page_chars (`int`, *optional*, defaults to `5000`):
             Of a longer page the part is shown that has most of the words of what is looked for.
-        preflight_url (`str`, *optional*, defaults to `"https://example.com"`):
-            Page that is fetched before a model is loaded.
+        preflight_url (`str`, *optional*):
+            Page that is fetched before a model is loaded; by default `https://example.com`.
         pages (`dict`, *optional*):
             Arguments of [`PageReader`].
         summariser (`dict`, *optional*):
