@@ -51,7 +51,14 @@ DEPENDENCIES = {
     "mcp": ["httpx2>=2.0", "mcp>=2.0,<3"],
     "video": ["opencv-python-headless>=4.10"],
     "reporting": ["matplotlib>=3.9", "tensorboard>=2.18", "trackio>=0.20"],
-    "docs": ["griffelib>=2.0", "grimp>=3.5", "markdown>=3.5", "mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings-python>=2.0"],
+    "docs": [
+        "griffelib>=2.0",
+        "grimp>=3.5",
+        "markdown>=3.5",
+        "mkdocs>=1.6,<2",
+        "mkdocs-material>=9.6",
+        "mkdocstrings-python>=2.0",
+    ],
     "lint": ["import-linter>=2.5", "mypy>=1.18", "pre-commit>=4.3", "ruff>=0.14"],
     "test": [
         "build",
