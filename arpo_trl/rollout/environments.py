@@ -39,16 +39,24 @@ class Environments:
         """The tools of a row, by name."""
         return self._shared if self._tools is None else self._tools[slot]
 
+    def instance(self, slot: int) -> Any:
+        """A row's environment, or `None` where there is none."""
+        return None if self.instances is None else self.instances[slot]
+
     def snapshot(self, slot: int) -> Any:
         """A copy of a row's environment as it is now, or `None` where there is none."""
         return None if self.instances is None else fork_environment(self.instances[slot])
 
-    def fork(self, parent: int, child: int, snapshot: Any = None) -> None:
-        """Gives the row in slot `child` the environment that `parent` had when `snapshot` was taken, else has now."""
+    def fork(self, parent: int, children: Sequence[int], snapshot: Any = None) -> None:
+        """Gives each of the rows in the slots `children` an environment of its own, as `parent` had it when `snapshot`
+        was taken, else has it now. The snapshot itself goes to the last of them."""
         if self.instances is None:
             return
-        self.instances[child] = snapshot if snapshot is not None else self.snapshot(parent)
-        self._tools[child] = self._bind(self.instances[child])
+        for child in children:
+            source = self.instances[parent] if snapshot is None else snapshot
+            last = source is snapshot and child == children[-1]
+            self.instances[child] = source if last else fork_environment(source)
+            self._tools[child] = self._bind(self.instances[child])
 
     def _bind(self, instance: Any) -> dict[str, Callable]:
         return {**self._shared, **environment_tools(instance)}

@@ -178,9 +178,9 @@ class Group:
         children = []
         for child in range(min(self.options.factor, self.tree.missing) if wanted else 0):
             fork = self.tree.fork(parent, decision.at, decision.step, child)
-            self.environments.fork(parent.slot, fork.slot, decision.snapshot)
             self._observed[fork.slot] = decision.step
             children.append(fork)
+        self.environments.fork(parent.slot, [fork.slot for fork in children], decision.snapshot)
         self.tree.decisions.append(
             {
                 "slot": parent.slot,
@@ -203,15 +203,16 @@ class Group:
         if not missing:
             self.pending.clear()
             return []
+        forkable = self._forkable()
         live = [
             (
                 self.max_turns - t.turns + self._undecided_step(t),
                 [self.max_turns - d.step for d in self.pending if d.trajectory is t],
             )
-            for t in self._forkable()
+            for t in forkable
         ]
-        ended = [(0, [self.max_turns - d.step]) for d in self.pending if d.trajectory.finish_reason is not None]
-        if fork_capacity(live + ended, self.options.factor, missing) >= missing:
+        rest = [(0, [self.max_turns - d.step]) for d in self.pending if d.trajectory not in forkable]
+        if fork_capacity(live + rest, self.options.factor, missing) >= missing:
             return []
         self.pending.clear()
         return [self.tree.root(can_fork=False) for _ in range(missing)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..algorithms.branching import BranchingOptions, request_seed
+from ..tools.calling import can_be_made
 from ..tools.contract import ToolCall, ToolContext, ToolResult
 from ..tools.runner import ToolRunner
 from .dialects import Dialect, ResultTooLong
@@ -335,20 +336,23 @@ class Sampler:
         elif trajectory.turns >= self.limits.tool_turns:
             self._end(active, "tool_limit")
         else:
-            active.calls = self._within_limits(trajectory, turn.calls)
+            active.calls = self._within_limits(trajectory, turn.calls, tools)
             self._to_call.append(active)
 
-    def _within_limits(self, trajectory: Trajectory, calls: list[ToolCall]) -> list[ToolCall]:
-        """The calls, those beyond a limit replaced by what the model is told instead."""
-        made = Counter(result.name for result in trajectory.results())
+    def _within_limits(
+        self, trajectory: Trajectory, calls: list[ToolCall], tools: Mapping[str, Callable]
+    ) -> list[ToolCall]:
+        """The calls, those beyond a limit replaced by what the model is told instead. Only calls that are made count."""
+        made = Counter(result.name for result in trajectory.results() if result.executed)
         checked = []
         for index, call in enumerate(calls):
             most = self.limits.calls_per_tool.get(call.name)
-            made[call.name] += 1
             if index >= self.limits.calls_per_turn:
                 call = ToolCall(call.name, error=f"Not run: at most {self.limits.calls_per_turn} calls a turn are.")
-            elif most is not None and made[call.name] > most:
+            elif most is not None and made[call.name] >= most:
                 call = ToolCall(call.name, error=f"Not run: {call.name} may be called {most} times.")
+            elif most is not None:
+                made[call.name] += can_be_made(call, tools)
             checked.append(call)
         return checked
 
@@ -378,6 +382,8 @@ class Sampler:
         active.chain_s += max(result.latency_s for result in results)
         self._chain_s = active.chain_s
         trajectory = active.trajectory
+        if self.runner.acts_on(active.prompt.environments.instance(trajectory.slot)):
+            trajectory.can_fork = False
         room = self._room(active)
         room = min(self.limits.result_tokens, room - max(1, min(ANSWER_RESERVE, room // 4)))
         try:

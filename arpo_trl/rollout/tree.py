@@ -81,7 +81,7 @@ class Trajectory:
         length (`int`):
             Completion tokens on its path so far.
         can_fork (`bool`):
-            `False` for rows that only fill the group up.
+            `False` for rows that only fill the group up, and once a call that was given up may act on its environment.
         baseline (`list[float]`, *optional*):
             Watched entropies of its first turn.
         consecutive (`int`):

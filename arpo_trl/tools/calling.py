@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from .contract import InfrastructureError, ToolContext, ToolError
+from .contract import InfrastructureError, ToolCall, ToolContext, ToolError
 
 
 # HTTP answers that say "later", not "never".
@@ -192,6 +192,17 @@ def bind_arguments(tool: Callable, arguments: Any, context: ToolContext | None =
     if takes.context:
         bound["context"] = context
     return bound
+
+
+def can_be_made(call: ToolCall, tools: Mapping[str, Callable]) -> bool:
+    """Whether a call is readable, of one of `tools`, and with arguments that this one takes."""
+    if call.error is not None or call.name not in tools:
+        return False
+    try:
+        bind_arguments(tools[call.name], call.arguments)
+    except ToolError:
+        return False
+    return True
 
 
 def _listed(names: list[Any]) -> str:

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tenacity
@@ -30,7 +30,7 @@ from .calling import (
     to_content,
     tool_name,
 )
-from .contract import Failure, ToolCall, ToolContext, ToolError, ToolResult
+from .contract import Failure, InfrastructureError, ToolCall, ToolContext, ToolError, ToolResult
 from .event_loop import EventLoop
 from .isolation import IsolatedTool
 from .options import ToolOptions
@@ -40,6 +40,7 @@ from .stats import ToolStats
 logger = logging.getLogger(__name__)
 
 UNKNOWN_TOOL = "unknown_tool"
+UNUSABLE = "The environment of this call is not used any more: a call of it was given up and may still change it."
 
 
 @dataclass(eq=False)
@@ -50,7 +51,10 @@ class _Turn:
 
 @dataclass(eq=False)
 class _Job:
-    """One call on its way. `over` is set once it is answered, by itself or by the scheduler."""
+    """One call on its way. `over` is set once it is answered, by itself or by the scheduler.
+
+    `owner` is the environment whose method it is, and `following` the next call of the turn on it.
+    """
 
     turn: _Turn
     index: int
@@ -59,6 +63,8 @@ class _Job:
     arguments: dict[str, Any]
     options: ToolOptions
     cache_key: str | None = None
+    owner: Any = None
+    following: "_Job | None" = None
     over: threading.Event = field(default_factory=threading.Event)
     started: float = 0.0
     running_future: Future | None = None
@@ -112,6 +118,7 @@ class ToolRunner:
         self._waiting: dict[str, deque[_Job]] = defaultdict(deque)
         self._running: dict[str, set[_Job]] = defaultdict(set)
         self._next_start: dict[str, float] = defaultdict(float)
+        self._abandoned: dict[int, Any] = {}  # environments by their id
         self._stats: dict[str, ToolStats] = defaultdict(ToolStats)
         self._closed = False
         threading.Thread(target=self._schedule, name="tool-scheduler", daemon=True).start()
@@ -129,7 +136,7 @@ class ToolRunner:
             key (`Hashable`):
                 Names the turn. Not a key that is still pending.
             calls (`list[ToolCall]`):
-                In the order they were written. They run in parallel.
+                In the order they were written. They run in parallel, those on one environment one after another.
             tools (`Mapping[str, Callable]`, *optional*):
                 Tools of this trajectory alone, by name (methods of its environment); they go before the runner's own.
             context ([`ToolContext`], *optional*):
@@ -144,11 +151,16 @@ class ToolRunner:
             if key in self._turns:
                 raise ValueError(f"Turn {key!r} is still pending.")
             self._turns[key] = turn
+            last: dict[int, _Job] = {}  # of each environment's calls
             for job in jobs:
-                if isinstance(job, _Job):
-                    self._waiting[job.name].append(job)
-                else:
+                if not isinstance(job, _Job):
                     self._stats[job.name if job.name in tools else UNKNOWN_TOOL].add(job)
+                elif id(job.owner) in last:
+                    last[id(job.owner)].following = job
+                else:
+                    self._waiting[job.name].append(job)
+                if isinstance(job, _Job) and job.owner is not None:
+                    last[id(job.owner)] = job
             self._finish_if_complete(turn)
             self._changed.notify()
 
@@ -194,6 +206,14 @@ class ToolRunner:
                     self._abandon(job)
             self._changed.notify()
             self._finished_turn.notify_all()
+
+    def acts_on(self, environment: Any) -> bool:
+        """Whether a call that was given up may still act on `environment`, so that nothing else may."""
+        return id(environment) in self._abandoned
+
+    def forget_environments(self) -> None:
+        """Of the environments of a rollout that is over nobody will ask again."""
+        self._abandoned = {}
 
     def stats(self) -> dict[str, ToolStats]:
         """Counts per tool since the last call of this method. Warns of a tool none of whose calls worked."""
@@ -255,8 +275,11 @@ class ToolRunner:
             if tool is None:
                 raise ToolError(f"There is no tool '{name}'; the tools are: {', '.join(tools) or 'none'}.")
             arguments = bind_arguments(tool, call.arguments, context)
-            if tool is not self._tools.get(name):  # an environment's own tool has state: neither cached nor isolated
-                return _Job(turn, index, name, tool, arguments, options)
+            if tool is not self._tools.get(name):  # it has a state: not cached, not isolated, not tried again
+                owner = getattr(tool, "__self__", None)
+                if self.acts_on(owner):
+                    raise InfrastructureError(UNUSABLE)
+                return _Job(turn, index, name, tool, arguments, replace(options, max_retries=0), owner=owner)
             key = answer = None
             if self._cache is not None and options.cache != "off":
                 # Answered here, a hit needs no thread, no place among the running calls, no share of the rate limit.
@@ -294,8 +317,11 @@ class ToolRunner:
         for jobs in self._running.values():
             for job in [job for job in jobs if job.deadline <= now]:
                 text = f"The call of '{job.name}' took longer than {job.options.timeout_s:g} s and was given up."
+                failure: Failure = "timeout"
+                if job.owner is not None:
+                    text, failure = f"{text} {UNUSABLE}", "infrastructure"
                 self._abandon(job)
-                self._answer(job, ToolResult(job.name, text, "timeout", now - job.started))
+                self._answer(job, ToolResult(job.name, text, failure, now - job.started))
 
     def _take_waiting(self, now: float) -> tuple[list[_Job], float | None]:
         """What the limits allow to start, now counted as running, and when a rate limit allows the next start."""
@@ -334,6 +360,8 @@ class ToolRunner:
     def _abandon(self, job: _Job) -> None:
         self._running[job.name].discard(job)
         job.over.set()
+        if job.owner is not None:
+            self._abandoned[id(job.owner)] = job.owner
         if job.running_future is not None:
             job.running_future.cancel()
             self._loop.check()
@@ -342,6 +370,13 @@ class ToolRunner:
         self._stats[job.name].add(result)
         job.turn.results[job.index] = result
         self._finish_if_complete(job.turn)
+        if (following := job.following) is None:
+            return
+        if self.acts_on(following.owner):
+            self._answer(following, ToolResult(following.name, UNUSABLE, "infrastructure", executed=False))
+        else:
+            self._waiting[following.name].append(following)
+            self._changed.notify()
 
     def _finish_if_complete(self, turn: _Turn) -> None:
         if None not in turn.results and self._turns.get(turn.key) is turn:

@@ -281,6 +281,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         self._rollouts[mode] += 1
         for index, (tree, group) in enumerate(zip(trees, groups, strict=True)):
             self._adopt(tree, group, index * size, prompts, prompt_ids, images)
+        self._tool_runner.forget_environments()
         trajectories = self._trajectories()
         rows = self._rows = [row for tree in trees for row in tree.rows(self._tokenizer.pad_token_id)]
         if self._mask_truncated_rows:
@@ -353,8 +354,21 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
                 images[row] = images[source]
             if self.environments:
                 self.environments[row] = group.environments.instances[trajectory.slot]
+                if self._tool_runner.acts_on(self.environments[row]):
+                    self._replace_environment(row)
+
+    def _replace_environment(self, row: int) -> None:
+        """A new environment, reset, for one on which a call that was given up may still act, now and in TRL's pool."""
+        columns, name = dict(self._inputs[row]), None
+        if None not in self.environment_factories:
+            name = columns.pop("environment")
+        lost, self.environments[row] = self.environments[row], self.environment_factories[name]()
+        self.environments[row].reset(**columns)
+        pool = self._environment_pool[name]
+        pool[:] = [self.environments[row] if kept is lost else kept for kept in pool]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._inputs = inputs
         output = super()._generate_and_score_completions(inputs)
         mode = "train" if self.model.training else "eval"
         if self.rollout_log is not None:

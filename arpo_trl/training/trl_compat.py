@@ -91,7 +91,7 @@ TOUCHED: Members = {
 ATTRIBUTES = (
     *("_metrics", "_logs", "log_completions", "_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer"),
     *("_is_vlm", "eos_token_ids", "_image_pad_token_id", "_video_pad_token_id"),
-    *("environments", "environment_factories", "_env_tools", "_standalone_tools", "tools"),
+    *("environments", "environment_factories", "_env_tools", "_environment_pool", "_standalone_tools", "tools"),
     *("max_tool_calling_iterations", "mask_truncated_completions", "vllm_generation", "num_generations_eval"),
 )
 
