@@ -24,7 +24,8 @@ class ToolOptions:
         rate_limit (`float`, *optional*):
             Calls started per second in this process, evenly spaced.
         max_calls_per_trajectory (`int`, *optional*):
-            How many calls of this tool one trajectory may make. Enforced by the sampler.
+            How many calls of this tool one trajectory may make; calls that cannot be made do not count. Enforced by the
+            sampler.
         max_output_chars (`int`, *optional*, defaults to `8192`):
             Longer text is cut before it is tokenised: head and tail are kept, with a note in between.
         isolate (`bool`, *optional*, defaults to `False`):

@@ -1,6 +1,8 @@
 """Stateful environments in training: every row ends with the state that its own calls make, forks included."""
 
 import random
+import threading
+from typing import Literal
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from arpo_trl import ARPOConfig, ARPOTrainer
 from arpo_trl.demo.tracks import Tracks, animals, hunts
 from arpo_trl.rollout.environments import EnvironmentForkError, factory_tools, rehearse
+from arpo_trl.tools.options import ToolOptions
 from tests.scripted import ScriptedEngine, hashed
 from tests.training_run import CPU_RUN
 from tests.unit.test_demo_tracks import replay
@@ -128,3 +131,39 @@ def test_an_environment_is_tried_before_a_model_is_loaded():
     with pytest.raises(ValueError, match="names the environment 'maze'.*has game"):
         rehearse({"game": Tracks}, {**row, "environment": "maze"}, forks=True)
     assert [tool.__name__ for tool in factory_tools({"one": Tracks, "two": Copied})] == ["go", "grab"]
+
+
+def test_an_environment_with_a_call_that_was_given_up_is_replaced(tiny_model_dir, tiny_tokenizer, tmp_path):
+    release, stuck, resets = threading.Event(), [], []
+
+    class Stuck(Tracks):
+        def reset(self, **columns):
+            resets.append(self)
+            return super().reset(**columns)
+
+        def go(self, direction: Literal["north", "east", "south", "west"]) -> str:
+            """Walks one step.
+
+            Args:
+                direction: Where to.
+            """
+            if not stuck:
+                stuck.append(self)
+                release.wait()
+            return super().go(direction)
+
+    scored = []
+
+    def remember(completions, environments, rollout_info, **kwargs):
+        scored.append(([info["infrastructure_failure"] for info in rollout_info], list(environments)))
+        return [1.0] * len(completions)
+
+    trainer = make_trainer(tiny_model_dir, tiny_tokenizer, tmp_path, Stuck, [remember])
+    trainer._tool_runner._options["go"] = ToolOptions(timeout_s=0.3)
+    trainer.train()
+    release.set()
+    broken, environments = scored[0]
+    assert 1 <= sum(broken) < 16 and len({id(environment) for environment in environments}) == 16
+    assert len(stuck) == 1 and all(environment is not stuck[0] for _, row in scored for environment in row)
+    assert resets.count(stuck[0]) == 1 and not any(scored[1][0])
+    assert trainer.state.log_history[0]["rollout/unscored_rows"] == sum(broken) / 16
