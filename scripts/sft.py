@@ -87,9 +87,10 @@ def main(script_args, training_args, model_args, dataset_args):
 
     from arpo_trl.data.traces import load_traces
     from arpo_trl.training.checkpoints import CheckpointMixin, find_checkpoint
+    from arpo_trl.training.sharding import ShardingMixin
 
-    class Trainer(CheckpointMixin, SFTTrainer):
-        """Goes on where it was killed."""
+    class Trainer(CheckpointMixin, ShardingMixin, SFTTrainer):
+        """Goes on where it was killed, sharded where that is asked for."""
 
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,

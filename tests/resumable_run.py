@@ -25,6 +25,7 @@ from transformers import TrainerCallback, modeling_utils
 
 from arpo_trl.training import checkpoints
 from tests import small_models
+from tests.sharding import assert_as_asked
 from tests.training_run import make_trainer
 
 
@@ -52,6 +53,7 @@ def make(model_dir, output_dir, options, **arguments):
 
 def result(trainer) -> dict:
     """Weights and logs; times left out."""
+    assert_as_asked(trainer)
     digest, norm = hashlib.sha256(), 0.0
     for parameter in trainer.model.parameters():
         tensor = (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach()

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from arpo_trl import ARPOConfig, ARPOTrainer
 from tests.scripted import ScriptedEngine
+from tests.sharding import shard_on_cpu
 
 
 QUESTIONS = ["the capital of France", "the capital of user"]
@@ -69,6 +70,9 @@ def build(
     unscored=(),
     rollout_func=None,
     peft_config=None,
+    dtype=torch.float32,
+    processes=1,
+    generate=True,
     **options,
 ):
     """A trainer and its first generation batch.
@@ -83,6 +87,10 @@ def build(
             path in the tree, as strings.
         rollout_func (`Callable`, *optional*):
             For TRL's `GRPOTrainer`, which knows no scripted engine.
+        processes (`int`):
+            Among how many the prompts are divided, if this one is to get its own from the sampler.
+        generate (`bool`):
+            Whether to make the batch; if not, the trainer comes alone.
     """
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     engine = ScriptedEngine(
@@ -93,15 +101,17 @@ def build(
     args = config_class(
         output_dir=str(output_dir),
         per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=len(questions) * GROUP // micro_batch,
+        gradient_accumulation_steps=len(questions) * GROUP // micro_batch // processes,
         num_generations=GROUP,
-        bf16=False,
         use_cpu=True,
         seed=3,
-        **{"max_completion_length": 400, "num_iterations": 2, "epsilon": 0.05, "report_to": [], **options},
+        **{"bf16": False, "max_completion_length": 400, "num_iterations": 2, "epsilon": 0.05, "report_to": [], **options},
         # Which forks there are would otherwise depend on which tool answers first.
         **({"deterministic_rollouts": True} if issubclass(config_class, ARPOConfig) else {}),
     )
+
+    if args.fsdp:
+        shard_on_cpu(args)
 
     def make_engine(self):
         self._tensor_parallel = None
@@ -109,7 +119,7 @@ def build(
 
     with patch.object(ARPOTrainer, "_make_engine", make_engine):
         trainer = trainer_class(
-            AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32),
+            AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype),
             reward,
             args,
             Dataset.from_dict({"prompt": questions}),
@@ -117,6 +127,8 @@ def build(
             peft_config=peft_config,
             **({"tools": [search]} if issubclass(trainer_class, ARPOTrainer) else {"rollout_func": rollout_func}),
         )
+    if not generate:
+        return trainer
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
     inputs = [{"prompt": prompt} for prompt in questions for _ in range(GROUP)]

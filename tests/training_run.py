@@ -1,6 +1,6 @@
 """Runs two updates on the small tagged model and prints what came of it, a JSON line a process.
 
-python tests/training_run.py MODEL_DIR OUTPUT_DIR '{"num_generations": 8, ...}' [--fsdp]
+python tests/training_run.py MODEL_DIR OUTPUT_DIR '{"num_generations": 8, ...}'
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 from datasets import Dataset
 
 from arpo_trl import ARPOConfig, ARPOTrainer
+from tests.sharding import assert_as_asked, shard_on_cpu
 from tests.small_models import WORDS, count_words, search
 
 
@@ -43,10 +44,13 @@ def make_trainer(
     }
     prompts = [f"{first} {second}" for first in WORDS for second in WORDS][:num_prompts]
     rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in prompts]
+    args = ARPOConfig(output_dir=output_dir, **{**defaults, **options})
+    if args.fsdp:
+        shard_on_cpu(args)
     return ARPOTrainer(
         model_dir,
         [count_words, *more_rewards],
-        ARPOConfig(output_dir=output_dir, **{**defaults, **options}),
+        args,
         Dataset.from_list(rows),
         **{"tools": [search], **arguments},
     )
@@ -54,6 +58,7 @@ def make_trainer(
 
 def summary(trainer: ARPOTrainer) -> dict:
     """What the last rollout and the run as a whole brought."""
+    assert_as_asked(trainer)
     rows = [
         {"name": t.name, "ids": row.ids, "mask": row.mask, "finish_reason": t.finish_reason}
         for tree in trainer._trees

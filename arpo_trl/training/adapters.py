@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file, find_adapter_config_file, is_bitsandbytes_available
 from trl import GRPOConfig, ModelConfig
@@ -158,6 +159,8 @@ def merged(layer: "BaseTunerLayer") -> Iterator[None]:
     base = layer.get_base_layer()
     parameters = dict(base.named_parameters(recurse=False))
     originals = {name: parameter.data for name, parameter in parameters.items()}
+    # A sharded parameter keeps its shard whatever its data are set to: it is merged in place, and put right afterwards.
+    shards = {name: data.to_local().clone() for name, data in originals.items() if isinstance(data, DTensor)}
     for parameter in parameters.values():
         parameter.data = parameter.data.clone()
     layer.merge()
@@ -170,6 +173,8 @@ def merged(layer: "BaseTunerLayer") -> Iterator[None]:
         for name, parameter in parameters.items():
             setattr(base, name, parameter)  # quantized layers get a new one when they are merged
             parameter.data = originals[name]
+            if name in shards:
+                parameter.data.to_local().copy_(shards[name])
 
 
 def merged_parameters(model: "PeftModel") -> Iterator[tuple[str, torch.Tensor]]:

@@ -40,10 +40,11 @@ from .checkpoints import RolloutCheckpointMixin
 from .config import ARPOConfig
 from .papers import PAPERS
 from .prefix_sharing import PrefixSharingMixin, TokenMicroBatchMixin
+from .sharding import ShardingMixin
 from .trl_compat import check_server_mode, check_trl, check_vllm, replaced_vllm_generation
 
 
-class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMixin, GRPOTrainer):
+class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMixin, ShardingMixin, GRPOTrainer):
     """
     Trainer for Agentic Reinforced Policy Optimization (ARPO), from the paper [Agentic Reinforced Policy
     Optimization](https://huggingface.co/papers/2507.19849).

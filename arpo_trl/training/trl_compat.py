@@ -52,6 +52,7 @@ TOUCHED: Members = {
         ),
     },
     "transformers": {
+        "Trainer.create_accelerator_and_postprocess": ("self",),
         "Trainer._save_checkpoint": ("self", "model", "trial"),
         "Trainer._save_rng_state": ("self", "output_dir"),
         "Trainer._load_rng_state": ("self", "checkpoint"),

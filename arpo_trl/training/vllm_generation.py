@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl.trainer.utils import ensure_master_addr_port
@@ -211,6 +212,10 @@ class ARPOVLLMGeneration(VLLMGeneration):
             )
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        # After a pass without gradients FSDP2 leaves some parameters gathered, in the type of the computation.
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         # TRL merges adapters in place, which wears the base weights. DeepSpeed throws its gathered copies away.
         if not is_peft_model(self.model) or self._dist.is_zero3 or self._dist.fsdp_version == 1:
             yield from super()._iter_named_params()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.sharding import FSDP2
 from tests.small_models import save_tagged_model
 
 
 ROOT = Path(__file__).parents[2]
-FSDP2 = {"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
 
 
 @pytest.fixture(scope="module")

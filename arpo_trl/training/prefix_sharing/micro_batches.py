@@ -1,5 +1,6 @@
 """Micro-batches bounded by tokens instead of rows."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ class TokenMicroBatchMixin:
         *first, last = self._split_by_tokens(inputs)
         total = 0.0
         for part in first:
-            with self.accelerator.no_sync(model):
+            # FSDP2 would keep whole gradients until it reduces them: more than the activations that are saved.
+            with nullcontext() if self.accelerator.is_fsdp2 else self.accelerator.no_sync(model):
                 loss = super().compute_loss(model, part, *args, **kwargs)
                 self.accelerator.backward(loss)
             total += loss.detach()

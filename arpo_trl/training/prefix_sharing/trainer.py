@@ -185,8 +185,13 @@ class PrefixSharingMixin:
         **multimodal_inputs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         is_multimodal = any(value is not None for value in multimodal_inputs.values())
-        if not self._prefix_sharing_enabled or compute_aux_loss or is_multimodal:
-            return super()._get_per_token_logps_and_entropies(
+        aux_loss = None
+        if self._prefix_sharing_enabled and not compute_aux_loss and not is_multimodal:
+            logps, entropies = self._get_packed_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, compute_entropy
+            )
+        else:
+            logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
                 model,
                 input_ids,
                 attention_mask,
@@ -196,10 +201,12 @@ class PrefixSharingMixin:
                 compute_aux_loss=compute_aux_loss,
                 **multimodal_inputs,
             )
-        logps, entropies = self._get_packed_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, compute_entropy
-        )
-        return logps, entropies, None
+        if torch.finfo(logps.dtype).bits < 32:
+            raise RuntimeError(
+                f"Log-probabilities are {logps.dtype}, too coarse for ratios: something casts what the model returns, "
+                "such as the output type of a mixed-precision policy. Leave that type out."
+            )
+        return logps, entropies, aux_loss
 
     @profiling_decorator
     def _get_packed_logps_and_entropies(
