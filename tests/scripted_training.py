@@ -105,7 +105,14 @@ def build(
         num_generations=GROUP,
         use_cpu=True,
         seed=3,
-        **{"bf16": False, "max_completion_length": 400, "num_iterations": 2, "epsilon": 0.05, "report_to": [], **options},
+        **{
+            "bf16": False,
+            "max_completion_length": 400,
+            "num_iterations": 2,
+            "epsilon": 0.05,
+            "report_to": [],
+            **options,
+        },
         # Which forks there are would otherwise depend on which tool answers first.
         **({"deterministic_rollouts": True} if issubclass(config_class, ARPOConfig) else {}),
     )

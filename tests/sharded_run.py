@@ -12,7 +12,7 @@ from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 
 from arpo_trl import AEPOConfig, AEPOTrainer, ARPOConfig, ARPOTrainer
-from arpo_trl.adapters import merged_parameters
+from arpo_trl.training.adapters import merged_parameters
 from tests.scripted_training import build, reward, search
 from tests.sharding import FSDP2, assert_as_asked
 

@@ -4,6 +4,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
 
@@ -24,9 +25,15 @@ def assert_sharded(model: nn.Module) -> None:
 
 
 def assert_as_asked(trainer: Trainer) -> None:
-    """A trained model is sharded if, and only if, the arguments of its trainer ask for FSDP."""
-    if trainer.args.fsdp:
+    """What the arguments of a trainer ask for was on while it trained: FSDP, tensor parallelism, checkpointing."""
+    args, model = trainer.args, trainer.model
+    if args.fsdp:
         assert trainer.accelerator.is_fsdp2
-        assert_sharded(trainer.model)
+        assert_sharded(model)
     else:
-        assert not any(isinstance(parameter, DTensor) for parameter in trainer.model.parameters())
+        assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        if args.world_size > 1:
+            assert isinstance(trainer.model_wrapped, DistributedDataParallel)
+    assert model.is_gradient_checkpointing == args.gradient_checkpointing
+    grouped = getattr(args, "use_vllm", False) and args.vllm_tensor_parallel_size > 1
+    assert (getattr(trainer, "_tensor_parallel", None) is not None) == grouped

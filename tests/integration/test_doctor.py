@@ -269,6 +269,9 @@ def test_memory_estimate(tiny_model_dir, tiny_model, write):
         shared = needed(Launch(4, 1, sharding))
         assert (shared.weights, shared.gradients) == pytest.approx((size / weights, size / gradients))
         assert (shared.gathered > 0) == (sharding in ("fsdp", "zero3"))
+    unreduced = {"gradient_accumulation_kwargs": {"sync_each_batch": False}}
+    late = needed(Launch(4, 1, "fsdp"), accelerator_config=unreduced, gradient_accumulation_steps=2)
+    assert late.gradients == pytest.approx(size / 4 + size)
 
     lora = needed(use_peft=True, lora_r=8, use_vllm=True)
     adapter = 8 * shape.lora_per_rank * 4 / 2**30

@@ -14,9 +14,11 @@ from datasets import Dataset
 from peft import LoraConfig
 from scoring import CONFIGS, VOCAB_SIZE, ScoringTrainer, collate, make_model
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from trl import GRPOConfig, GRPOTrainer
 
 from arpo_trl.training.prefix_sharing import PrefixSharingMixin
+from tests.sharding import assert_sharded, shard_on_cpu
 
 
 @dataclass
@@ -101,6 +103,7 @@ def run_process(strategy: str) -> None:
     """What each process of [`test_two_processes`] does: raises where it differs from TRL."""
     plugin = None
     if strategy == "fsdp2":
+        shard_on_cpu()
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             auto_wrap_policy="transformer_based_wrap",
@@ -109,6 +112,10 @@ def run_process(strategy: str) -> None:
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     model = make_model(CONFIGS["qwen3"])
     model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    if strategy == "fsdp2":
+        assert_sharded(model)
+    else:
+        assert isinstance(model, DistributedDataParallel)
     trainer = ScoringTrainer(model, max_packed_tokens=100, accelerator=accelerator)
     if accelerator.process_index == 0:
         rows = [([1, 2, 3, 4, 5], [6, 7, 8, index]) for index in range(8)]
@@ -142,6 +149,6 @@ def run_process(strategy: str) -> None:
 
 if __name__ == "__main__":
     run_process("ddp")
-    AcceleratorState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
     run_process("fsdp2")
     torch.distributed.destroy_process_group()

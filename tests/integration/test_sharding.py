@@ -1,5 +1,10 @@
 """FSDP2 for real, in two processes over gloo: what trains under it is what trains in one process."""
 
+import json
+import os
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,9 +12,12 @@ import torch
 from datasets import Dataset
 
 from arpo_trl import ARPOConfig, ARPOTrainer
+from arpo_trl.demo.model import build_model, build_tokenizer
+from arpo_trl.demo.task import questions, tagged_trace
 from tests import sharded_run
-from tests.integration.test_two_processes import launch
+from tests.integration.test_two_processes import ROOT, launch
 from tests.scripted_training import reward, search
+from tests.sharding import FSDP2
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +65,51 @@ def test_a_run_that_asks_for_fsdp_and_would_not_be_sharded_is_refused(sharded, t
         ARPOTrainer(*arguments, tools=[search])
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
     ARPOTrainer(*arguments, tools=[search])
+
+
+@pytest.mark.slow
+def test_the_cold_start_is_the_same_in_shards_and_goes_on_from_its_checkpoint(tmp_path):
+    rng = random.Random(0)
+    rows = [{"messages": tagged_trace(question, rng)} for question in questions(32, seed=0)]
+    (tmp_path / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = build_tokenizer([row["messages"] for row in rows])
+    tokenizer.save_pretrained(tmp_path / "model")
+    build_model(tokenizer, seed=0).save_pretrained(tmp_path / "model")
+
+    def arguments(name: str, **options) -> list[str]:
+        options = {
+            "model_name_or_path": tmp_path / "model",
+            "dataset_name": tmp_path / "sft.jsonl",
+            "output_dir": tmp_path / name,
+            "max_steps": 3,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 2,
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "logging_steps": 1,
+            "lr_scheduler_type": "constant",
+            "bf16": True,
+            **options,
+        }
+        return [
+            "--config",
+            str(ROOT / "recipes/cpu/sft.yaml"),
+            *(f"--{key}={value}" for key, value in options.items()),
+        ]
+
+    def losses(name: str) -> list[float]:
+        state = json.loads((tmp_path / name / "checkpoint-3" / "trainer_state.json").read_text())
+        return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+    script, sharded = str(ROOT / "scripts/sft.py"), ROOT / "tests/sharded_script.py"
+    fsdp = {"fsdp": True, "fsdp_config": json.dumps(FSDP2["fsdp_config"])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    one = arguments("one", per_device_train_batch_size=8)
+    subprocess.run([sys.executable, script, *one], env=environment, check=True, capture_output=True)
+    launch(sharded, script, *arguments("two", **fsdp))
+    assert losses("two") == pytest.approx(losses("one"), rel=1e-3)
+    launch(sharded, script, *arguments("stopped", max_steps=2, **fsdp))
+    launch(sharded, script, *arguments("stopped", resume_from_checkpoint=True, **fsdp))
+    assert losses("stopped") == losses("two")
+    refused = launch(Path(script), *arguments("refused", **fsdp), dies=True)
+    assert "FSDP is asked for, but accelerate does not shard" in refused

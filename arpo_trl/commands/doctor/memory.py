@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ..launch import Launch
+from ...training.sharding import syncs_each_batch
 
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class MemoryEstimate:
     Args:
         weights, gradients, optimizer (`float`):
             Of the policy, or of this process's shard; with LoRA gradients and optimizer are the adapter's. A reference
-            model for `beta` > 0 is counted in `weights`, unless the adapter can be switched off instead.
+            model for `beta` > 0 is counted in `weights`, unless the adapter can be switched off instead. Under FSDP
+            with `sync_each_batch: false` gradients are whole while micro-batches are accumulated.
         gathered (`float`):
             With sharded weights: embeddings, LM head and two layers, which are whole while they compute.
         activations (`float`):
@@ -149,10 +151,13 @@ def _state(shape: ModelShape, args: Any, model_args: Any, launch: Launch, comput
         weights += trained * trained_size
     if getattr(args, "beta", 0) > 0 and not model_args.use_peft:
         weights *= 2
+    gradients = trained * trained_size / (launch.num_processes if launch.sharding != "none" else 1)
+    if launch.sharding == "fsdp" and args.gradient_accumulation_steps > 1 and not syncs_each_batch(args):
+        gradients += trained * compute
     moment = 1 if "8bit" in str(args.optim).lower() else 4 if deepspeed else trained_size
     return (
         weights / (launch.num_processes if launch.sharding in ("fsdp", "zero3") else 1),
-        trained * trained_size / (launch.num_processes if launch.sharding != "none" else 1),
+        gradients,
         trained * (2 * moment + 4 * deepspeed) / (launch.num_processes if launch.sharding != "none" else 1),
     )
 
