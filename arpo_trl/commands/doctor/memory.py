@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ..launch import Launch
 from ...training.sharding import syncs_each_batch
+from ..launch import Launch
 
 
 if TYPE_CHECKING:
