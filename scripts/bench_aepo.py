@@ -13,7 +13,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from aepo import make_parser
+import aepo
 from trl import TrlParser
 
 from arpo_trl.commands.recipe import trainer_arguments
@@ -82,6 +82,9 @@ def main(bench_args, script_args, training_args, model_args, dataset_args):
         )
 
 
+def make_parser() -> TrlParser:
+    return TrlParser((BenchArguments, *aepo.make_parser().dataclass_types), description=__doc__)
+
+
 if __name__ == "__main__":
-    parser = make_parser()
-    main(*TrlParser((BenchArguments, *parser.dataclass_types), description=__doc__).parse_args_and_config())
+    main(*make_parser().parse_args_and_config())

@@ -57,7 +57,7 @@ def rollout(engine: VLLMEngine, args: argparse.Namespace) -> None:
     engine.end()
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="path or hub id")
     parser.add_argument("--rows", type=int, default=64, help="trajectories in flight")
@@ -66,7 +66,11 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=20, help="watched tokens of each request")
     parser.add_argument("--prompt", type=int, default=64, help="prompt tokens")
     parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = make_parser().parse_args()
 
     max_model_len = args.prompt + args.turns * args.tokens + 1
     llm = build_llm(args.model, max_model_len=max_model_len, max_num_seqs=args.rows)

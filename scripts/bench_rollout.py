@@ -314,7 +314,7 @@ def cases(bench: Bench, quick: bool) -> Iterator[tuple[str, Callable[[], dict]]]
         yield f"branching_rows_{rows}", functools.partial(bench.fractions, rows)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--cases", nargs="+", metavar="CASE", help="only these, by name")
@@ -323,7 +323,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1024, 4096, 16384], help="sizes of --simulated")
     parser.add_argument("--model", help="folder of a cold-started demo model (default: runs/demo_native/sft)")
     parser.add_argument("--json", type=Path, help="file for the rows")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = make_parser().parse_args(arguments)
     rows: list[dict] = []
 
     def report(row: dict) -> None:

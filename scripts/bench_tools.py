@@ -139,14 +139,18 @@ def bench_search(folder: Path, number: int) -> Iterator[dict]:
     yield {"case": "search, six words, 16 threads", "questions_per_s": len(queries) / wall}
 
 
-def main(arguments: list[str] | None = None) -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--repeats", type=int, default=30, help="of each call (default: 30)")
     parser.add_argument("--sandbox", default="bubblewrap", help="which sandbox (default: bubblewrap)")
     parser.add_argument("--search", action="store_true", help="measure the local index instead")
     parser.add_argument("--passages", type=int, default=1_000_000, help="in that index (default: 1000000)")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = make_parser().parse_args(arguments)
     rows = []
 
     def report(row: dict) -> None:

@@ -234,8 +234,12 @@ def load_model(args: BenchmarkArguments) -> torch.nn.Module:
     return model.to(args.device).train()
 
 
+def make_parser() -> HfArgumentParser:
+    return HfArgumentParser(BenchmarkArguments)
+
+
 def main() -> None:
-    (args,) = HfArgumentParser(BenchmarkArguments).parse_args_into_dataclasses()
+    (args,) = make_parser().parse_args_into_dataclasses()
     model = load_model(args)
     print(f"{'case':<12} {'tokens':>7} {'fraction':>8} {'TRL s':>8} {'ours s':>8} {'speedup':>7} ", end="")
     print(f"{'TRL MiB':>8} {'ours MiB':>8} {'ratio':>6} {'abs diff':>9} {'grad diff':>9}")

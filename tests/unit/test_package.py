@@ -4,7 +4,6 @@ import ast
 import importlib.metadata
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -151,14 +150,3 @@ def test_pages_name_files_that_exist(page):
     missing = [link for link in links if not (page.parent / link).exists()]
     missing += [file for file in files if not (ROOT / file).exists()]
     assert not missing
-
-
-@pytest.mark.parametrize("script", ["arpo", "aepo", "grpo"])
-def test_c29_commands_in_the_readme_parse(script):
-    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    commands = re.findall(rf"scripts/{script}\.py (.*?)(?: #.*)?$", text, re.MULTILINE)
-    assert commands
-    parser = runpy.run_path(str(ROOT / "scripts" / f"{script}.py"))["make_parser"]()
-    for command in commands:
-        # The recipe itself is read by TrlParser, before the options.
-        parser.parse_args(shlex.split(re.sub(r"--config \S+", "", command)))
