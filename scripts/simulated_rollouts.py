@@ -8,7 +8,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 
-from arpo_trl.algorithms.branching import BranchingOptions
+from arpo_trl.algorithms.fork_rules import BranchingOptions
 from arpo_trl.demo.model import build_tokenizer
 from arpo_trl.demo.task import calculator, native_trace, questions, search
 from arpo_trl.rollout.dialects import make_dialect

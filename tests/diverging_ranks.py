@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from arpo_trl.algorithms.branching import BranchingOptions
+from arpo_trl.algorithms.fork_rules import BranchingOptions
 from arpo_trl.rollout.engines.tensor_parallel import RanksDiverged, TensorParallelRollout
 from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler

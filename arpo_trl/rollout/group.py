@@ -7,17 +7,10 @@ answers with the rows to start. It never makes a row wait.
 from dataclasses import dataclass
 from typing import Any
 
-from ..algorithms.branching import (
-    BranchingOptions,
-    branch_score,
-    draw,
-    entropy_change,
-    fork_capacity,
-    forks,
-    initial_rollouts,
-    next_consecutive,
-    normalize_entropy,
-)
+from ..algorithms.budget import fork_capacity, initial_rollouts
+from ..algorithms.draws import draw
+from ..algorithms.entropy_change import entropy_change, normalize_entropy
+from ..algorithms.fork_rules import BranchingOptions, branch_score, forks, next_consecutive
 from .environments import Environments
 from .tree import RolloutTree, Segment, Trajectory
 

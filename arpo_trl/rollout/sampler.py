@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..algorithms.branching import BranchingOptions, request_seed
+from ..algorithms.draws import request_seed
+from ..algorithms.fork_rules import BranchingOptions
 from ..tools.calling import can_be_made
 from ..tools.contract import ToolCall, ToolContext, ToolResult
 from ..tools.runner import ToolRunner

@@ -10,20 +10,22 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from ..algorithms.branching import BranchingOptions, branch_penalty, normalize_entropy
-from ..algorithms.objectives import (
+from ..algorithms.clipping import (
     clip_counts,
-    decayed_beta,
-    entropy_aware_advantage,
     entropy_balanced_clip,
-    entropy_statistics,
     importance_ratio,
     ppo_clip,
-    scoped_kl,
-    sigmoid_entropy_advantage,
-    standardized_entropy,
     unclipped_above_entropy,
 )
+from ..algorithms.entropy_advantage import (
+    entropy_aware_advantage,
+    entropy_statistics,
+    sigmoid_entropy_advantage,
+    standardized_entropy,
+)
+from ..algorithms.entropy_change import normalize_entropy
+from ..algorithms.fork_rules import BranchingOptions, branch_penalty
+from ..algorithms.kl import decayed_beta, scoped_kl
 from ..reporting.metrics import Share, combine
 from ..rollout.tree import RolloutTree, Trajectory
 from .arpo_trainer import ARPOTrainer, sampled_mask, with_guarded_logps

@@ -15,8 +15,8 @@ from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 from trl.trainer.utils import get_config_model_id
 
-from ..algorithms.branching import BranchingOptions
-from ..algorithms.objectives import hard_attribution, token_identities
+from ..algorithms.credit import hard_attribution, token_identities
+from ..algorithms.fork_rules import BranchingOptions
 from ..reporting.completions_table import conversation_text, table_columns
 from ..reporting.console import Console
 from ..reporting.metrics import combine, engine_shares, token_counts, tree_shares

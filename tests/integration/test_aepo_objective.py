@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from arpo_trl import AEPOConfig, AEPOTrainer
-from arpo_trl.algorithms.objectives import entropy_balanced_clip, ppo_clip
+from arpo_trl.algorithms.clipping import entropy_balanced_clip, ppo_clip
 from tests import scripted_training
 from tests.scripted_training import assert_same_update, loss_and_gradient, move
 

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from arpo_trl.algorithms.branching import BranchingOptions
+from arpo_trl.algorithms.entropy import entropy_from_top_logprobs
+from arpo_trl.algorithms.fork_rules import BranchingOptions
 from arpo_trl.rollout.dialects import make_dialect
 from arpo_trl.rollout.engines.protocol import Request
 from arpo_trl.rollout.engines.server_engine import ServerEngine, ServerError
-from arpo_trl.rollout.entropy import entropy_from_top_logprobs
 from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler
 from arpo_trl.tools.runner import ToolRunner

@@ -13,7 +13,7 @@ import pytest
 import runner_tools
 from engine_utils import random_prompts, reference
 
-from arpo_trl.algorithms.branching import BranchingOptions
+from arpo_trl.algorithms.fork_rules import BranchingOptions
 from arpo_trl.reporting.metrics import tree_shares
 from arpo_trl.rollout.engines.vllm_engine import VLLMEngine
 from arpo_trl.rollout.environments import Environments

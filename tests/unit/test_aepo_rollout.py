@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
-from arpo_trl.algorithms.branching import BranchingOptions, initial_rollouts, normalize_entropy
+from arpo_trl.algorithms.budget import initial_rollouts
+from arpo_trl.algorithms.entropy_change import normalize_entropy
+from arpo_trl.algorithms.fork_rules import BranchingOptions
 from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler
 from arpo_trl.tools.runner import ToolRunner

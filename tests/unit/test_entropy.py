@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from arpo_trl.rollout.entropy import EntropyRecorder, entropy_from_logits
+from arpo_trl.algorithms.entropy import entropy_from_logits
+from arpo_trl.rollout.entropy import EntropyRecorder
 
 
 def test_entropy_agrees_with_double_precision():

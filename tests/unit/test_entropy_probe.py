@@ -14,8 +14,8 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
 
+from arpo_trl.algorithms.entropy import entropy_from_logits
 from arpo_trl.rollout.engines.vllm_probe import EntropyProbe, EntropyProbeV2, watch_args
-from arpo_trl.rollout.entropy import entropy_from_logits
 
 
 VOCAB = 50

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arpo_trl import objectives as o
+from arpo_trl.algorithms import clipping, credit, entropy_advantage, kl
 
 
 EPS_LOW, EPS_HIGH, DELTA = 0.2, 0.28, 3.0
@@ -51,8 +51,8 @@ def closed_form_factor(ratio, advantage, delta=None):
 def test_entropy_balanced_clip_in_all_regions(ratio, advantage, delta):
     log_ratio, advantages = tensor([math.log(ratio)]), tensor([advantage])
     args = (EPS_LOW, EPS_HIGH, delta)
-    value, gradient = surrogate_and_gradient(o.entropy_balanced_clip, log_ratio, advantages, *args)
-    ppo_value, ppo_gradient = surrogate_and_gradient(o.ppo_clip, log_ratio, advantages, *args)
+    value, gradient = surrogate_and_gradient(clipping.entropy_balanced_clip, log_ratio, advantages, *args)
+    ppo_value, ppo_gradient = surrogate_and_gradient(clipping.ppo_clip, log_ratio, advantages, *args)
     assert value.item() == pytest.approx(slow_value(ratio, advantage, delta), rel=1e-12)
     assert ppo_value.item() == pytest.approx(value.item(), rel=1e-12)
     factor = closed_form_factor(ratio, advantage, delta)
@@ -75,7 +75,7 @@ def test_gradient_exactly_on_the_bounds():
         assert math.exp(log_ratio) == ratio
         for advantage in (2.0, -2.0):
             _, gradient = surrogate_and_gradient(
-                o.entropy_balanced_clip, tensor([log_ratio]), tensor([advantage]), 0.25, 0.25, 2.0
+                clipping.entropy_balanced_clip, tensor([log_ratio]), tensor([advantage]), 0.25, 0.25, 2.0
             )
             expected = 1.25 if ratio == 2.0 and advantage > 0 else ratio
             assert gradient.item() == pytest.approx(expected * advantage, rel=1e-12)
@@ -85,9 +85,9 @@ def test_clip_values_by_hand():
     log_ratio = torch.log(tensor([2.0, 2.0, 0.5, 0.5, 5.0]))
     advantages = tensor([1.0, -1.0, 1.0, -1.0, -1.0])
     expected = tensor([1.28, -2.0, 0.5, -0.8, -3.0])
-    for function in (o.ppo_clip, o.entropy_balanced_clip):
+    for function in (clipping.ppo_clip, clipping.entropy_balanced_clip):
         torch.testing.assert_close(function(log_ratio, advantages, EPS_LOW, EPS_HIGH, DELTA), expected)
-    unclipped = o.unclipped_above_entropy(
+    unclipped = clipping.unclipped_above_entropy(
         log_ratio, advantages, tensor([1.0, 0.1, 0.1, 1.0, 1.0]), 0.5, EPS_LOW, EPS_HIGH, DELTA
     )
     torch.testing.assert_close(unclipped, tensor([2.0, -2.0, 0.5, -0.5, -3.0]))
@@ -99,7 +99,9 @@ def test_clip_values_by_hand():
 )
 def test_clips_are_the_slow_ones(tokens, delta):
     log_ratio, advantages = tensor([x for x, _ in tokens]), tensor([a for _, a in tokens])
-    value, gradient = surrogate_and_gradient(o.entropy_balanced_clip, log_ratio, advantages, EPS_LOW, EPS_HIGH, delta)
+    value, gradient = surrogate_and_gradient(
+        clipping.entropy_balanced_clip, log_ratio, advantages, EPS_LOW, EPS_HIGH, delta
+    )
     for i, (x, a) in enumerate(tokens):
         assert value[0, i].item() == pytest.approx(slow_value(math.exp(x), a, delta), rel=1e-9, abs=1e-12)
         near = min(abs(math.exp(x) - bound) for bound in (1 - EPS_LOW, 1 + EPS_HIGH, delta or 1e9)) < 1e-9
@@ -112,7 +114,7 @@ def test_sequence_level_ratio():
     log_ratio = torch.log(tensor([2.0], [0.5]))
     advantages = tensor([1.0, 1.0, -1.0], [-1.0, -1.0, -1.0])  # (B, T), as under hard attribution
     expected = tensor([1.28, 1.28, -2.0], [-0.8, -0.8, -0.8])
-    value, gradient = surrogate_and_gradient(o.entropy_balanced_clip, log_ratio, advantages, EPS_LOW, EPS_HIGH)
+    value, gradient = surrogate_and_gradient(clipping.entropy_balanced_clip, log_ratio, advantages, EPS_LOW, EPS_HIGH)
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(gradient, tensor([1.28 + 1.28 - 2.0], [0.0]))
 
@@ -128,15 +130,15 @@ def test_no_overflow(dtype, delta, level):
     for advantage in (1.0, -1.0, 0.0):
         advantages = torch.full((4, 1), advantage, dtype=dtype)
         functions = {
-            "ppo": lambda x, a: o.ppo_clip(x, a, EPS_LOW, EPS_HIGH, delta),
-            "balanced": lambda x, a: o.entropy_balanced_clip(x, a, EPS_LOW, EPS_HIGH, delta),
-            "unclipped": lambda x, a: o.unclipped_above_entropy(x, a, entropies, 0.5, EPS_LOW, EPS_HIGH, delta),
+            "ppo": lambda x, a: clipping.ppo_clip(x, a, EPS_LOW, EPS_HIGH, delta),
+            "balanced": lambda x, a: clipping.entropy_balanced_clip(x, a, EPS_LOW, EPS_HIGH, delta),
+            "unclipped": lambda x, a: clipping.unclipped_above_entropy(x, a, entropies, 0.5, EPS_LOW, EPS_HIGH, delta),
         }
         for function in functions.values():
             value, gradient = surrogate_and_gradient(function, log_ratio, advantages)
             assert value.isfinite().all() and gradient.isfinite().all()
     value, gradient = surrogate_and_gradient(
-        o.entropy_balanced_clip, log_ratio, torch.ones(4, 1, dtype=dtype), EPS_LOW, EPS_HIGH, delta
+        clipping.entropy_balanced_clip, log_ratio, torch.ones(4, 1, dtype=dtype), EPS_LOW, EPS_HIGH, delta
     )
     torch.testing.assert_close(value[0, 0].float(), torch.tensor(1.28), rtol=1e-2, atol=0)
     torch.testing.assert_close(gradient[0, 0].float(), torch.tensor(1.28), rtol=1e-2, atol=0)
@@ -147,10 +149,12 @@ def test_clip_counts():
     advantages = tensor([1.0, -1.0, 1.0, -1.0, -1.0, 1.0, 1.0])
     mask = torch.tensor([[1, 1, 1, 1, 1, 0, 1]])
     # Preserved: the first (the sixth is masked). Cut: the fourth, and with the dual clip the fifth.
-    assert o.clip_counts(log_ratio, advantages, mask, EPS_LOW, EPS_HIGH).tolist() == [1, 1, 6]
-    assert o.clip_counts(log_ratio, advantages, mask, EPS_LOW, EPS_HIGH, DELTA).tolist() == [1, 2, 6]
+    assert clipping.clip_counts(log_ratio, advantages, mask, EPS_LOW, EPS_HIGH).tolist() == [1, 1, 6]
+    assert clipping.clip_counts(log_ratio, advantages, mask, EPS_LOW, EPS_HIGH, DELTA).tolist() == [1, 2, 6]
     # One ratio per row counts for each of its tokens.
-    counts = o.clip_counts(torch.log(tensor([2.0])), tensor([1.0]), torch.tensor([[1, 1, 0]]), EPS_LOW, EPS_HIGH)
+    counts = clipping.clip_counts(
+        torch.log(tensor([2.0])), tensor([1.0]), torch.tensor([[1, 1, 0]]), EPS_LOW, EPS_HIGH
+    )
     assert counts.tolist() == [2, 0, 2]
 
 
@@ -188,7 +192,7 @@ def test_hard_attribution_on_a_three_level_tree():
         [s0, s0, 4.0, 4.0, 0.0, 0.0, 0.0],
         [-3.0, -3.0, -3.0, -3.0, 0.0, 0.0, 0.0],
     )
-    attributed = o.hard_attribution(advantages, o.token_identities(rows, 7))
+    attributed = credit.hard_attribution(advantages, credit.token_identities(rows, 7))
     torch.testing.assert_close(attributed, expected)
     lengths = torch.tensor([5, 5, 7, 4, 4])
     assert attributed.sum().item() == pytest.approx((advantages * lengths).sum().item())
@@ -197,13 +201,13 @@ def test_hard_attribution_on_a_three_level_tree():
 def test_hard_attribution_leaves_out_invalid_rows():
     rows, advantages = three_level_tree()
     valid = torch.tensor([True, False, True, True, True])
-    attributed = o.hard_attribution(advantages, o.token_identities(rows, 7), valid)
+    attributed = credit.hard_attribution(advantages, credit.token_identities(rows, 7), valid)
     assert attributed[1].tolist() == [0.0] * 7
     assert attributed[2, :4].tolist() == pytest.approx([7 / 3, 7 / 3, 1.5, 2.0])
 
 
 def test_token_identities_cut_and_pad():
-    assert o.token_identities([[(4, 2), (9, 2)], [(4, 2)]], 3).tolist() == [[0, 1, 2], [0, 1, -1]]
+    assert credit.token_identities([[(4, 2), (9, 2)], [(4, 2)]], 3).tolist() == [[0, 1, 2], [0, 1, -1]]
 
 
 @st.composite
@@ -240,7 +244,7 @@ def test_hard_attribution_is_the_slow_one(tree):
         tokens = [(segment, position) for segment, size in path for position in range(size)]
         for t, token in enumerate(tokens):
             expected[row, t] = sum(advantages[r] for r in owners[token]) / len(owners[token])
-    attributed = o.hard_attribution(tensor(*advantages), o.token_identities(rows, length))
+    attributed = credit.hard_attribution(tensor(*advantages), credit.token_identities(rows, length))
     torch.testing.assert_close(attributed, expected)
     soft = sum(a * sum(size for _, size in path) for a, path in zip(advantages, rows, strict=True))
     assert attributed.sum().item() == pytest.approx(soft, abs=1e-9)
@@ -252,13 +256,13 @@ def test_hard_attribution_is_the_slow_one(tree):
 def test_entropy_aware_advantage_by_hand():
     entropies = tensor([1.0, 3.0, 100.0], [2.0, float("nan"), 4.0])
     mask = torch.tensor([[1, 1, 0], [1, 0, 1]])
-    statistics = o.entropy_statistics(entropies, mask)
+    statistics = entropy_advantage.entropy_statistics(entropies, mask)
     assert statistics.tolist() == [10.0, 30.0, 4.0]
     # Mean 2.5, sample variance (2.25 + 0.25 + 0.25 + 2.25) / 3 = 5/3.
     std = math.sqrt(5 / 3)
-    z = o.standardized_entropy(entropies, mask, statistics)
+    z = entropy_advantage.standardized_entropy(entropies, mask, statistics)
     torch.testing.assert_close(z, tensor([-1.5 / std, 0.5 / std, 0.0], [-0.5 / std, 0.0, 1.5 / std]))
-    weighted = o.entropy_aware_advantage(tensor(2.0, -1.0), z)
+    weighted = entropy_advantage.entropy_aware_advantage(tensor(2.0, -1.0), z)
     assert weighted[0, 0].item() == pytest.approx(2.0 * (1 - 0.2 * 1.5 / std))
     assert weighted[1, 2].item() == pytest.approx(-1.0 * (1 + 0.2 * 1.5 / std))
     assert weighted[0, 2].item() == 2.0 and weighted[1, 1].item() == -1.0
@@ -271,11 +275,13 @@ def test_statistics_add_up_over_processes(values, cut, scale):
     whole = tensor(values)
     mask = torch.ones(1, len(values))
     cut = min(cut, len(values))
-    summed = o.entropy_statistics(whole[:, :cut], mask[:, :cut]) + o.entropy_statistics(whole[:, cut:], mask[:, cut:])
-    z = o.standardized_entropy(whole, mask, summed)
+    summed = entropy_advantage.entropy_statistics(
+        whole[:, :cut], mask[:, :cut]
+    ) + entropy_advantage.entropy_statistics(whole[:, cut:], mask[:, cut:])
+    z = entropy_advantage.standardized_entropy(whole, mask, summed)
     mean = math.fsum(values) / len(values)
     variance = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    advantages = o.entropy_aware_advantage(tensor(1.5), z, scale)
+    advantages = entropy_advantage.entropy_aware_advantage(tensor(1.5), z, scale)
     for i, value in enumerate(values):
         expected = (value - mean) / math.sqrt(variance) if variance > 1e-9 else 0.0
         assert z[0, i].item() == pytest.approx(expected, abs=1e-5)
@@ -295,26 +301,31 @@ def test_statistics_add_up_over_processes(values, cut, scale):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_spread_gives_no_weight(entropies, mask, dtype):
     entropies, mask = torch.tensor(entropies, dtype=dtype), torch.tensor(mask)
-    z = o.standardized_entropy(entropies, mask, o.entropy_statistics(entropies, mask))
+    z = entropy_advantage.standardized_entropy(entropies, mask, entropy_advantage.entropy_statistics(entropies, mask))
     assert z.dtype == dtype and (z == 0).all()
 
 
 def test_constant_entropy_of_a_large_batch_has_no_spread():
     entropies = torch.full((64, 4096), 0.1)
     mask = torch.ones_like(entropies)
-    assert (o.standardized_entropy(entropies, mask, o.entropy_statistics(entropies, mask)) == 0).all()
+    assert (
+        entropy_advantage.standardized_entropy(entropies, mask, entropy_advantage.entropy_statistics(entropies, mask))
+        == 0
+    ).all()
 
 
 def test_entropies_get_no_gradient():
     entropies = tensor([1.0, 2.0]).requires_grad_()
     mask = torch.ones(1, 2)
-    z = o.standardized_entropy(entropies, mask, o.entropy_statistics(entropies, mask))
+    z = entropy_advantage.standardized_entropy(entropies, mask, entropy_advantage.entropy_statistics(entropies, mask))
     assert not z.requires_grad
-    assert not o.sigmoid_entropy_advantage(tensor(1.0), entropies, mask).requires_grad
+    assert not entropy_advantage.sigmoid_entropy_advantage(tensor(1.0), entropies, mask).requires_grad
 
 
 def test_sigmoid_entropy_advantage():
-    weighted = o.sigmoid_entropy_advantage(tensor(2.0), tensor([0.0, 0.4, float("nan")]), torch.tensor([[1, 1, 0]]))
+    weighted = entropy_advantage.sigmoid_entropy_advantage(
+        tensor(2.0), tensor([0.0, 0.4, float("nan")]), torch.tensor([[1, 1, 0]])
+    )
     assert weighted[0].tolist() == pytest.approx([1.0, 2 / (1 + math.exp(-2.0)), 0.0])
 
 
@@ -324,24 +335,24 @@ def test_sigmoid_entropy_advantage():
 def test_scoped_kl_by_hand():
     logps = tensor([-1.0, -2.0, -3.0]).requires_grad_()
     ref = tensor([-1.5, float("nan"), -3.0])
-    kl = o.scoped_kl(logps, ref, torch.tensor([[1, 0, 1]]))
-    assert kl[0].tolist() == pytest.approx([math.exp(-0.5) + 0.5 - 1, 0.0, 0.0])
-    kl.sum().backward()
+    divergence = kl.scoped_kl(logps, ref, torch.tensor([[1, 0, 1]]))
+    assert divergence[0].tolist() == pytest.approx([math.exp(-0.5) + 0.5 - 1, 0.0, 0.0])
+    divergence.sum().backward()
     assert logps.grad[0].tolist() == pytest.approx([1 - math.exp(-0.5), 0.0, 0.0])
 
 
 def test_scoped_kl_does_not_overflow():
     logps = torch.tensor([[-1e4]], requires_grad=True)
-    kl = o.scoped_kl(logps, torch.zeros(1, 1), torch.ones(1, 1))
-    kl.sum().backward()
-    assert kl.isfinite().all() and logps.grad.isfinite().all()
+    divergence = kl.scoped_kl(logps, torch.zeros(1, 1), torch.ones(1, 1))
+    divergence.sum().backward()
+    assert divergence.isfinite().all() and logps.grad.isfinite().all()
 
 
 def test_decayed_beta():
-    assert o.decayed_beta(0.04, 0, 50) == 0.04
-    assert o.decayed_beta(0.04, 50, 50) == pytest.approx(0.02)
-    assert o.decayed_beta(0.04, 150, 50) == pytest.approx(0.005)
-    assert o.decayed_beta(0.04, 150, None) == 0.04
+    assert kl.decayed_beta(0.04, 0, 50) == 0.04
+    assert kl.decayed_beta(0.04, 50, 50) == pytest.approx(0.02)
+    assert kl.decayed_beta(0.04, 150, 50) == pytest.approx(0.005)
+    assert kl.decayed_beta(0.04, 150, None) == 0.04
 
 
 # Degenerate batches, all parts together
@@ -369,13 +380,13 @@ def test_no_nan_whatever_the_batch(rows, length, constant_rewards, entropy, mask
     entropies = torch.rand(rows, length, generator=generator)
     entropies = entropies if entropy == "random" else torch.full_like(entropies, entropy)
     identities = torch.arange(length).expand(rows, length)
-    attributed = o.hard_attribution(advantages, identities)
-    z = o.standardized_entropy(entropies, mask, o.entropy_statistics(entropies, mask))
-    weighted = o.entropy_aware_advantage(attributed, z)
+    attributed = credit.hard_attribution(advantages, identities)
+    z = entropy_advantage.standardized_entropy(entropies, mask, entropy_advantage.entropy_statistics(entropies, mask))
+    weighted = entropy_advantage.entropy_aware_advantage(attributed, z)
     log_ratio = (drift * torch.randn(rows, length, generator=generator)).requires_grad_()
-    surrogate = o.entropy_balanced_clip(log_ratio, weighted, EPS_LOW, EPS_HIGH, DELTA)
+    surrogate = clipping.entropy_balanced_clip(log_ratio, weighted, EPS_LOW, EPS_HIGH, DELTA)
     loss = -(surrogate * mask).sum() / mask.sum().clamp(min=1)
     loss.backward()
     assert loss.isfinite() and log_ratio.grad.isfinite().all()
     assert (log_ratio.grad[mask == 0] == 0).all()
-    assert o.clip_counts(log_ratio, weighted, mask, EPS_LOW, EPS_HIGH).isfinite().all()
+    assert clipping.clip_counts(log_ratio, weighted, mask, EPS_LOW, EPS_HIGH).isfinite().all()

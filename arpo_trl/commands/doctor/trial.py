@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from ...algorithms.branching import BranchingOptions
+from ...algorithms.fork_rules import BranchingOptions
 from ...rollout.dialects import Dialect, make_dialect
 from ...rollout.engines.protocol import Event, Request
 from ...rollout.environments import Environments

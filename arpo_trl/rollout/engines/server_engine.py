@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import tenacity
 
-from ..entropy import entropy_from_top_logprobs
+from ...algorithms.entropy import entropy_from_top_logprobs
 from .protocol import Event, Request
 
 

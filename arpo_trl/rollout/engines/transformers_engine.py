@@ -23,7 +23,7 @@ from transformers.generation.logits_process import (
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
-from ..entropy import entropy_from_logits
+from ...algorithms.entropy import entropy_from_logits
 from ..vision import ImageEncoder, placeholder_ids, takes_images
 from .protocol import Event, Request
 

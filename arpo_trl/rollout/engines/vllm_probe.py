@@ -14,7 +14,8 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as LogitsProcessorV1
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
 
-from ..entropy import EntropyRecorder, entropy_from_logits
+from ...algorithms.entropy import entropy_from_logits
+from ..entropy import EntropyRecorder
 
 
 if TYPE_CHECKING:
