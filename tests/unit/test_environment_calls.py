@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arpo_trl.algorithms.branching import BranchingOptions
+from arpo_trl.algorithms.fork_rules import BranchingOptions
 from arpo_trl.rollout.dialects import Turn
 from arpo_trl.rollout.environments import Environments
 from arpo_trl.rollout.sampler import Limits, Prompt, Sampler
