@@ -112,6 +112,9 @@ class NumberDialect:
         calls = {CALL: [call], DOUBLE_CALL: [call, call], BROKEN_CALL: [ToolCall("tool", error="unreadable")]}
         return Turn(message, calls.get(last, []))
 
+    def begun(self, prompt_ids: list[int]) -> str:
+        return ""
+
     def result_ids(self, turn_ids, calls, results: list[ToolResult], max_tokens: int | None = None) -> list[int]:
         room = len(results) * 3 if max_tokens is None else max_tokens
         frame = 2 * len(results)

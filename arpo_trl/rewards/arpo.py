@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from .answers import extract_answer, extract_boxed, extract_tagged, final_part
-from .conversation import assistant_turns, final_turn, message_text, tools_answered, tools_used
+from .conversation import (
+    assistant_turns,
+    final_turn,
+    message_text,
+    tools_answered,
+    tools_used,
+    with_thinking_of_prompt,
+)
 from .scoring import score_answers
 
 
@@ -135,7 +142,8 @@ def arpo_reward(
     form_is_good = []
     for prompt, completion in zip(prompts, completions, strict=True):
         tagged = dialect == "tagged" or (dialect == "auto" and asks_for_tags(prompt, completion))
-        error = tagged_format_error(completion, require_thinking) if tagged else native_format_error(completion)
+        whole = with_thinking_of_prompt(prompt, completion)
+        error = tagged_format_error(whole, require_thinking) if tagged else native_format_error(whole)
         form_is_good.append(error is None)
     answers = [
         extract_answer(final_turn(completion)) if good else None

@@ -1,8 +1,12 @@
 """Reads completions as TRL hands them to reward functions: a text, or a list of assistant and tool messages."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+
+_THINKING_AT_THE_END = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 
 def message_text(message: dict[str, Any]) -> str:
@@ -28,6 +32,20 @@ def assistant_turns(completion: str | list[dict[str, Any]]) -> list[str]:
     if isinstance(completion, str):
         return [completion]
     return [message_text(message) for message in completion or [] if message.get("role", "assistant") == "assistant"]
+
+
+def begun_thinking(prompt: str) -> str:
+    """The `<think>`, or empty thinking, at the end of a rendered prompt, as templates of reasoning models write it."""
+    begun = _THINKING_AT_THE_END.search(prompt[-40:])
+    return begun[0] if begun else ""
+
+
+def with_thinking_of_prompt(prompt: str | list[dict[str, Any]] | None, completion: Any) -> Any:
+    """A text with the `<think>`, or empty thinking, that stands at the end of its prompt, where that is a text, too. Of
+    messages [`ARPOTrainer`] gives the first such a beginning."""
+    if not isinstance(prompt, str) or not isinstance(completion, str):
+        return completion
+    return begun_thinking(prompt) + completion
 
 
 def final_turn(completion: str | list[dict[str, Any]]) -> str:

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from .arpo import native_format_error, tagged_format_error
+from .conversation import with_thinking_of_prompt
 
 
 def tagged_format_reward(
-    completions: Sequence[str | list[dict[str, Any]]], require_thinking: bool = True, **kwargs: Any
+    completions: Sequence[str | list[dict[str, Any]]],
+    prompts: Sequence[Any] | None = None,
+    require_thinking: bool = True,
+    **kwargs: Any,
 ) -> list[float]:
     r"""
     1 for a row whose tags are right ([`tagged_format_error`]), else 0.
@@ -15,10 +19,13 @@ def tagged_format_reward(
     Args:
         completions (`list`):
             Rows as messages or texts.
+        prompts (`list`, *optional*):
+            Prompts as messages or texts; a text that ends with `<think>` has opened the row's thinking.
         require_thinking (`bool`, *optional*, defaults to `True`):
             Whether a `<think>` block is asked for.
     """
-    return [float(tagged_format_error(completion, require_thinking) is None) for completion in completions]
+    rows = map(with_thinking_of_prompt, prompts or [None] * len(completions), completions)
+    return [float(tagged_format_error(row, require_thinking) is None) for row in rows]
 
 
 def native_format_reward(completions: Sequence[str | list[dict[str, Any]]], **kwargs: Any) -> list[float]:

@@ -17,7 +17,7 @@ from ..algorithms.fork_rules import BranchingOptions
 from ..tools.calling import can_be_made
 from ..tools.contract import ToolCall, ToolContext, ToolResult
 from ..tools.runner import ToolRunner
-from .dialects import Dialect, ResultTooLong
+from .dialects import Dialect, ResultTooLong, Turn
 from .engines.protocol import Engine, Event, Request
 from .environments import Environments
 from .group import Group
@@ -328,7 +328,7 @@ class Sampler:
         """A turn is complete: it calls tools, or the row has ended."""
         trajectory = active.trajectory
         tools = active.prompt.environments.tools(trajectory.slot)
-        turn = self.dialect.read(trajectory.tail.ids.tolist(), reason, list(tools.values()))
+        turn = self._read(active, reason, list(tools.values()))
         trajectory.tail.messages = [turn.message]
         if reason != "stop":
             self._end(active, "length" if reason == "length" else "error")
@@ -339,6 +339,13 @@ class Sampler:
         else:
             active.calls = self._within_limits(trajectory, turn.calls, tools)
             self._to_call.append(active)
+
+    def _read(self, active: _Active, reason: str, tools: list[Callable]) -> Turn:
+        segment = active.trajectory.tail
+        turn = self.dialect.read(segment.ids.tolist(), reason, tools)
+        if segment.parent is None and (begun := self.dialect.begun(active.prompt.ids[active.trajectory.source])):
+            turn.message["content"] = begun + turn.message["content"]
+        return turn
 
     def _within_limits(
         self, trajectory: Trajectory, calls: list[ToolCall], tools: Mapping[str, Callable]
@@ -415,8 +422,7 @@ class Sampler:
         """Ends every row that is not done as cut off, those not started yet too."""
         for request_id, active in self._sampling.items():
             self.engine.cancel(request_id)
-            segment = active.trajectory.tail
-            segment.messages = [self.dialect.read(segment.ids.tolist(), "length", []).message]
+            active.trajectory.tail.messages = [self._read(active, "length", []).message]
         for active in self._running:
             self.runner.cancel(active)
         for unfinished in (self._sampling, self._running, self._to_call, self._to_sample):

@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import llama_tokenizer, metaspace_tokenizer, qwen_tokenizer
 
+from arpo_trl.rewards.arpo import arpo_reward
 from arpo_trl.rollout.dialects import ResultTooLong, make_dialect
+from arpo_trl.rollout.environments import Environments
+from arpo_trl.rollout.sampler import Limits, Prompt, Sampler
 from arpo_trl.tools.contract import ToolCall, ToolContext, ToolResult
+from arpo_trl.tools.runner import ToolRunner
+from tests.scripted import ScriptedEngine
 
 
 def search(query: str, context: ToolContext) -> str:
@@ -232,6 +237,53 @@ def test_any_ids_are_read(pair, data):
     assert isinstance(turn.message["content"], str)
     assert all(isinstance(value, str) for call in turn.calls for value in call.arguments.values())
     assert isinstance(dialect.closes_turn(ids, data.draw(st.integers(0, len(ids)))), bool)
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "begun"),
+    [
+        ("qwen2_5", {}, ""),
+        ("qwen3", {}, ""),
+        ("qwen3", {"enable_thinking": False}, "<think>\n\n</think>\n\n"),
+        ("qwen3_5_think", {}, "<think>\n"),
+        ("qwen3_5_nothink", {}, "<think>\n\n</think>\n\n"),
+        ("nemotron_3_nano", {}, "<think>\n"),
+        ("deepseek_r1_distill", {}, "<think>\n"),
+    ],
+)
+def test_thinking_that_the_prompt_has_begun_belongs_to_the_first_message(template, options, begun):
+    tokenizer = qwen_tokenizer(template)
+    dialect = make_dialect("tagged", tokenizer, TOOLS)
+    question = [{"role": "user", "content": "What is 2+3? <think>"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False, **options)
+    assert dialect.begun(prompt) == begun
+
+    thinking = "I add. </think> " if begun == "<think>\n" else "<think> I add. </think> "
+    turns = [f"{thinking}<search> 2+3 </search>", r"<think> 5 </think> <answer> \boxed{5} </answer>"]
+    ids = [[*encode(tokenizer, turn), tokenizer.eos_token_id] for turn in turns]
+    limits = Limits(completion_tokens=1000)
+    with ToolRunner([lookup]) as runner:
+        engine = ScriptedEngine(lambda request, sampled: (ids[int(request.id[-1])][len(sampled)], 1.0), 10_000)
+        sampler = Sampler(engine, dialect, runner, limits)
+        (tree,) = sampler.run([Prompt([prompt] * 2, 0, Environments({"search": lookup}))])
+    for row in tree.rows(0):
+        assert [m["content"] for m in row.messages] == [begun + turns[0], "five", turns[1]]
+        assert tokenizer.decode([i for i, sampled in zip(row.ids, row.mask, strict=True) if sampled]).startswith(
+            turns[0]
+        )
+        assert arpo_reward([question], [row.messages], ["5"], dialect="tagged") == [1.0]
+
+
+def lookup(query: str) -> str:
+    """Finds documents.
+
+    Args:
+        query: What to look for.
+    """
+    return "five"
+
+
+lookup.__name__ = "search"
 
 
 # Writing

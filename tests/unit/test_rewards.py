@@ -134,6 +134,14 @@ def test_format_of_a_plain_text_with_results():
     assert arpo_reward(["<answer>"], [text], ["1"], bonus_tools=["search"]) == [1.1]
 
 
+@pytest.mark.parametrize("begun", ["<think>", "<think>\n", "<think>\n\n</think>\n\n", ""])
+def test_thinking_that_a_text_prompt_has_begun(begun):
+    text = r"I add.</think> <answer>\boxed{5}</answer>"
+    prompt, text = f"In <answer>: 2+3? {begun}", text.replace("I", "<think> I") if "/" in begun else text
+    assert tagged_format_reward(prompts=[prompt], completions=[text]) == [float(bool(begun))]
+    assert arpo_reward([prompt], [text], ["5"]) == [1.0 if begun else -1.0]
+
+
 def test_native_format_reward():
     assert native_format_reward(completions=[conversation(r"\boxed{1}"), conversation("1"), []]) == [1.0, 0.0, 0.0]
     assert native_format_error([]) == "no final answer"

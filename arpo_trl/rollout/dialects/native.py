@@ -164,6 +164,10 @@ class NativeDialect:
             message.pop("tool_calls", None)
         return Turn(message, [call for call, _ in read])
 
+    def begun(self, prompt_ids: list[int]) -> str:
+        """Nothing: `read` knows the generation prompt."""
+        return ""
+
     def result_ids(
         self,
         turn_ids: list[int],

@@ -31,6 +31,10 @@ class PlainDialect:
         """The turn as text, without special tokens."""
         return Turn({"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)})
 
+    def begun(self, prompt_ids: list[int]) -> str:
+        """Nothing: a message is what was sampled, as `GRPOTrainer` has it."""
+        return ""
+
     def result_ids(
         self,
         turn_ids: list[int],

@@ -61,6 +61,10 @@ class Dialect(Protocol):
     def read(self, ids: list[int], finish_reason: str, tools: list) -> Turn:
         """Reads a sampled turn. A turn cut off by `"length"` has no calls. Never raises."""
 
+    def begun(self, prompt_ids: list[int]) -> str:
+        """What of a row's first turn stands in its prompt already and belongs into its message: chat templates may open
+        `<think>` for the model. `""` where nothing does, or where `read` knows it."""
+
     def result_ids(
         self,
         turn_ids: list[int],

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from ...rewards.conversation import begun_thinking
 from ...tools.calling import parameters_of, tool_name, tool_schema
 from ...tools.contract import ToolCall, ToolResult
 from .protocol import Turn
@@ -15,6 +16,7 @@ from .text import Part, TextEncoder, fit_results, text_of, tool_messages
 
 ANSWER = "answer"
 RESERVED = frozenset({"think", "result", ANSWER})
+_LONGEST_BEGINNING = 40  # tokens of a prompt, of which a tag is 8 at most
 
 
 class _Close(NamedTuple):
@@ -102,6 +104,10 @@ class TaggedDialect:
             error = f"Nothing stands between <{close.tag}> and </{close.tag}>."
         message["tool_calls"] = [{"type": "function", "function": {"name": close.tag, "arguments": arguments}}]
         return Turn(message, [ToolCall(close.tag, arguments, error)])
+
+    def begun(self, prompt_ids: list[int]) -> str:
+        """The `<think>`, or empty thinking, that the chat template or the prompt has written for the model."""
+        return begun_thinking(self._decode(prompt_ids[-_LONGEST_BEGINNING:]))
 
     def result_ids(
         self,
