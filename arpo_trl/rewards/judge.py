@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import tenacity
 
-from .answers import extract_answer
+from .answers import extract_answer, final_part
 from .conversation import final_turn, last_user_text
 from .matching import MAX_ANSWER_CHARS, accepted_answers
 
@@ -21,11 +21,49 @@ from .matching import MAX_ANSWER_CHARS, accepted_answers
 logger = logging.getLogger(__name__)
 
 _PROMPT = Path(__file__).with_name("judge_prompt.txt")
-_VERDICT = re.compile(r"verdict\W*\s*(correct|incorrect)", re.IGNORECASE)
+_STATED = r"\bverdict\b(?:\W*\bis\b)?[\W_]*\b(correct|incorrect)\b"
+# A verdict begins its line or ends the reply; in the midst of a sentence it is talked about.
+_VERDICT = re.compile(rf"^[\W_]*{_STATED}|{_STATED}[\W_]*\Z", re.IGNORECASE | re.MULTILINE)
+_QUOTATION = re.compile(r'"[^"]*"|“[^”]*”|«[^»]*»|(?<!\w)\'[^\'\n]*\'(?!\w)')
+
+
+def read_verdict(reply: str, prediction: str = "") -> bool | None:
+    """
+    The verdict of a judge's reply: the last one that begins a line or ends the reply. One in a quotation, in the
+    judge's thinking or in a repetition of the judged answer is none, since the policy may have written it.
+
+    Args:
+        reply (`str`):
+            A whole reply; one that was cut off has no verdict.
+        prediction (`str`, *optional*):
+            The judged answer.
+
+    Returns:
+        `bool` or `None`: `None` where no verdict is given.
+    """
+    reply = final_part(reply)
+    if re.search(_STATED, prediction, re.IGNORECASE):
+        reply = reply.replace(prediction, " quoted ")
+
+    def unquoted(quotation: re.Match) -> str:
+        line_start = reply.rfind("\n", 0, quotation.start()) + 1
+        line_end = reply.find("\n", quotation.end())
+        stands_alone = not reply[line_start : quotation.start()].strip() and not reply[
+            quotation.end() : line_end if line_end >= 0 else None
+        ].strip(" .")
+        is_quoted = re.search(_STATED, quotation[0], re.IGNORECASE) and not stands_alone
+        return " quoted " if is_quoted else quotation[0]
+
+    verdicts = [first or last for first, last in _VERDICT.findall(_QUOTATION.sub(unquoted, reply))]
+    return verdicts[-1].lower() == "correct" if verdicts else None
 
 
 class _NoVerdict(Exception):
     """The judge answered, but without a verdict."""
+
+
+class _CutOff(Exception):
+    """The judge's reply ended at the token limit. Asked again it would be as long."""
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -60,7 +98,7 @@ class LLMJudge:
         max_attempts (`int`, *optional*, defaults to `4`):
             Most requests for one verdict.
         max_tokens (`int`, *optional*, defaults to `512`):
-            Longest reply.
+            Longest reply, in tokens, a reasoning judge's thinking included. One that is cut off gives no verdict.
         max_wait_s (`float`, *optional*, defaults to `10.0`):
             Longest pause between two requests for one verdict.
     """
@@ -154,12 +192,12 @@ class LLMJudge:
                 }
                 prompt = re.sub(r"\{(question|answers|prediction)\}", lambda match: fields[match[1]], self.template)
                 async with places:
-                    return await self._verdict(client, prompt)
+                    return await self._verdict(client, prompt, fields["prediction"])
 
             rows = zip(questions, predictions, ground_truths, strict=True)
             return await asyncio.gather(*(judge_one(*row) for row in rows))
 
-    async def _verdict(self, client: httpx.AsyncClient, prompt: str) -> bool | None:
+    async def _verdict(self, client: httpx.AsyncClient, prompt: str, prediction: str) -> bool | None:
         key = hashlib.sha256(json.dumps([self.model, self.url, prompt]).encode()).hexdigest()
         known = self._cache.get(key) if self._cache is not None else None
         if known is not None:
@@ -171,15 +209,15 @@ class LLMJudge:
             reraise=True,
         )
         try:
-            verdict = await retrying(self._ask, client, prompt)
-        except (httpx.HTTPError, _NoVerdict, ValueError, KeyError, IndexError, TypeError) as error:
+            verdict = await retrying(self._ask, client, prompt, prediction)
+        except (httpx.HTTPError, _NoVerdict, _CutOff, ValueError, KeyError, IndexError, TypeError) as error:
             logger.warning("The judge at %s gave no verdict: %s: %s", self.url, type(error).__name__, error)
             return None
         if self._cache is not None:
             self._cache.set(key, verdict)
         return verdict
 
-    async def _ask(self, client: httpx.AsyncClient, prompt: str) -> bool:
+    async def _ask(self, client: httpx.AsyncClient, prompt: str, prediction: str) -> bool:
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
@@ -188,8 +226,11 @@ class LLMJudge:
         }
         response = await client.post(self.url, json=body)
         response.raise_for_status()
-        reply = response.json()["choices"][0]["message"]["content"] or ""
-        verdicts = _VERDICT.findall(reply)
-        if not verdicts:
+        choice = response.json()["choices"][0]
+        reply = choice["message"]["content"] or ""
+        if choice.get("finish_reason") == "length":
+            raise _CutOff(f"the reply was cut off; raise `max_tokens` ({self.max_tokens}): {reply[-200:]!r}")
+        verdict = read_verdict(reply, prediction)
+        if verdict is None:
             raise _NoVerdict(f"no verdict in {reply[-200:]!r}")
-        return verdicts[-1].lower() == "correct"
+        return verdict
