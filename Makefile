@@ -77,6 +77,7 @@ style: install
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: install
 	$(BIN)/python scripts/make_config_reference.py
+	$(BIN)/python scripts/make_architecture.py
 	$(BIN)/mkdocs build --quiet --strict --config-file .ci/mkdocs.yml
 
 # Every benchmark once; that of the rollout comes first, since it makes the model.

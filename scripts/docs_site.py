@@ -28,6 +28,7 @@ ELSEWHERE = {
     "index.md": "README.md",
     "recipes.md": "recipes/README.md",
     "recipes-cpu.md": "recipes/cpu/README.md",
+    "architecture.md": "ARCHITECTURE.md",
     "changelog.md": "CHANGELOG.md",
 }
 
@@ -175,6 +176,20 @@ def moved_links(text: str, source: str) -> str:
         return label if (ROOT / path).exists() else link[0]
 
     return re.sub(r"\[([^\]]+)\]\(([^)#\s]*)(#[^)\s]*)?\)", moved, text)
+
+
+class PlainTypes(griffe.Extension):
+    """`(`int`, *optional*, defaults to `3`)` after an argument's name in a docstring is its type and no more."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(r"^( +[\w, ]+ \()(.*)(\):)$", self._plain, obj.docstring.value, flags=re.M)
+
+    @staticmethod
+    def _plain(header: re.Match) -> str:
+        types = re.sub(r", defaults to `[^`]*`", "", header[2])
+        types = re.sub(r"\[`~?([^`]*)`\]", r"\1", types)
+        return header[1] + re.sub(r"[`*]", "", types) + header[3]
 
 
 class Names(InlineProcessor):

@@ -13,12 +13,9 @@ _MAX_SUBSETS = 500
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    r"""
-    Unbiased estimate of the probability that at least one of k samples is right (Chen et al., arXiv 2107.03374, Eq. 1).
-
-    $$
-    \mathrm{pass@}k = 1 - \binom{n - c}{k} \Big/ \binom{n}{k}
-    $$
+    """
+    Unbiased estimate of the probability that at least one of k samples is right (Chen et al., arXiv 2107.03374, Eq. 1):
+    1 − C(n − c, k) ÷ C(n, k), where C counts the ways to choose.
 
     Args:
         num_samples (`int`):

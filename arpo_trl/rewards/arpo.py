@@ -106,18 +106,11 @@ def arpo_reward(
     bonus_tools: Sequence[str] = ("search", "python"),
     **kwargs: Any,
 ) -> list[float | None]:
-    r"""
-    Hierarchical reward of ARPO.
+    """
+    Hierarchical reward of ARPO: −1 where the form is bad; acc + 0.1 where it is good, acc > 0 and both search and python
+    were used; else acc.
 
-    $$
-    R = \begin{cases}
-    -1 & \text{form is bad} \\
-    \mathrm{acc} + 0.1 & \text{form is good, acc} > 0 \text{ and both search and python were used} \\
-    \mathrm{acc} & \text{form is good}
-    \end{cases}
-    $$
-
-    where acc is the agreement of the final answer with the accepted ones ([`score_answers`]: token F1 for text, equality for
+    acc is the agreement of the final answer with the accepted ones ([`score_answers`]: token F1 for text, equality for
     numbers, dates and mathematical expressions).
 
     Args:

@@ -84,7 +84,6 @@ TOUCHED: Members = {
         "split_pixel_values_by_grid": ("batch",),
         "unsplit_pixel_values_by_grid": ("batch",),
         "add_fused_lm_head": ("model", "temperature", "cast_lm_head_to_fp32", "outputs"),
-        "pad": ("tensors", "padding_value", "padding_side", "pad_to_multiple_of"),
     },
 }
 
@@ -93,7 +92,7 @@ ATTRIBUTES = (
     *("_metrics", "_logs", "log_completions", "_step", "_buffered_inputs", "_last_loaded_step", "_tokenizer"),
     *("_is_vlm", "eos_token_ids", "_image_pad_token_id", "_video_pad_token_id"),
     *("environments", "environment_factories", "_env_tools", "_environment_pool", "_standalone_tools", "tools"),
-    *("max_tool_calling_iterations", "mask_truncated_completions", "vllm_generation", "num_generations_eval"),
+    *("max_tool_calling_iterations", "mask_truncated_completions", "vllm_generation"),
 )
 
 TOUCHED_VLLM: Members = {
