@@ -68,6 +68,7 @@ def build(
     prompts=slice(None),
     truncated=(),
     unscored=(),
+    refused=(),
     rollout_func=None,
     peft_config=None,
     dtype=torch.float32,
@@ -85,6 +86,8 @@ def build(
         truncated, unscored (collection of `(row, path)`):
             Rows that are cut off after a token, or get no reward, by the index of their prompt's first row and their
             path in the tree, as strings.
+        refused (collection of `(row, path)`):
+            Rows whose requests the engine does not take.
         rollout_func (`Callable`, *optional*):
             For TRL's `GRPOTrainer`, which knows no scripted engine.
         processes (`int`):
@@ -97,6 +100,14 @@ def build(
         script(tokenizer, unscored), fails=lambda request: tuple(request.id.split("/")[1:3]) in truncated
     )
     engine.stop_token_ids = frozenset([tokenizer.eos_token_id])
+    submit = engine.submit
+
+    def submit_or_refuse(request):
+        if tuple(request.id.split("/")[1:3]) in refused:
+            raise ValueError("refused")
+        submit(request)
+
+    engine.submit = submit_or_refuse
     questions = [[{"role": "user", "content": question}] for question in QUESTIONS[prompts]]
     args = config_class(
         output_dir=str(output_dir),

@@ -69,7 +69,13 @@ def summary(trainer: ARPOTrainer) -> dict:
         (p.full_tensor() if hasattr(p, "full_tensor") else p).double().norm().item()
         for p in trainer.model.parameters()
     )
-    return {"rank": trainer.accelerator.process_index, "rows": rows, "logs": logs, "weights": weights}
+    return {
+        "rank": trainer.accelerator.process_index,
+        "rows": rows,
+        "logs": logs,
+        "weights": weights,
+        "longest_chain_s": trainer._sampler.longest_chain_s,
+    }
 
 
 if __name__ == "__main__":

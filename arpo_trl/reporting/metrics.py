@@ -21,7 +21,6 @@ def tree_shares(trees: Iterable[RolloutTree]) -> dict[str, Share]:
     rows = [trajectory for tree in trees for trajectory in tree.trajectories]
     forks = [row for row in rows if row.parent is not None]
     decisions = [decision for tree in trees for decision in tree.decisions]
-    sampled = {id(row): any(segment.sampled and segment.ids for segment in row.segments()) for row in rows}
     return {
         "rollout/roots": Share(len(rows) - len(forks), len(trees)),
         "rollout/forks": Share(len(forks), len(trees)),
@@ -29,7 +28,7 @@ def tree_shares(trees: Iterable[RolloutTree]) -> dict[str, Share]:
         "rollout/delta_entropy": Share(sum(d["delta_entropy"] for d in decisions), len(decisions)),
         "rollout/failed_rows": Share(sum(row.finish_reason == "error" for row in rows), len(rows)),
         "rollout/tool_limit_rows": Share(sum(row.finish_reason == "tool_limit" for row in rows), len(rows)),
-        "rollout/empty_rows": Share(sum(not sampled[id(row)] for row in rows), len(rows)),
+        "rollout/empty_rows": Share(sum(not row.sampled for row in rows), len(rows)),
     }
 
 
@@ -42,15 +41,16 @@ def token_counts(trees: Iterable[RolloutTree]) -> dict[str, float]:
     }
 
 
-def engine_shares(sampler: Sampler, wall_s: float) -> dict[str, Share]:
-    """Times of this process and the prefix cache's part."""
-    engine = sampler.engine
+def engine_shares(sampler: Sampler, wall_s: float, sampled_here: bool = True) -> dict[str, Share]:
+    """Times of this process and the prefix cache's part. `sampled_here` is `False` for a process whose rows another one
+    sampled, which alone knows what they waited for."""
+    engine, of = sampler.engine, float(sampled_here)
     return {
         "rollout/prefix_cache_hit_rate": Share(engine.cached_tokens, engine.prompt_tokens),
         "rollout/wall_s": Share(wall_s),
         "rollout/engine_busy_s": Share(engine.busy_s),
-        "rollout/longest_chain_s": Share(sampler.longest_chain_s),
-        "rollout/tool_wait_s": Share(sampler.tool_wait_s),
+        "rollout/longest_chain_s": Share(sampler.longest_chain_s * of, of),
+        "rollout/tool_wait_s": Share(sampler.tool_wait_s * of, of),
     }
 
 

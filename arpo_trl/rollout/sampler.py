@@ -407,22 +407,22 @@ class Sampler:
         trajectory.turns += 1
         self._next_turn(active)
 
-    def _end(self, active: _Active, reason: str) -> None:
-        active.trajectory.finish_reason = reason
+    def _end(self, active: _Active, reason: str, error: str | None = None) -> None:
+        active.trajectory.end(reason, error)
         self.longest_chain_s = max(self.longest_chain_s, active.chain_s)
         self._start(active.group, active.prompt, active.group.settle())
 
     def _fail(self, active: _Active, error: Exception) -> None:
         """Ends a row for which something refuses to go on."""
         self._failures.append(error)
-        active.trajectory.error = f"{type(error).__name__}: {error}"
-        self._end(active, "error")
+        self._end(active, "error", f"{type(error).__name__}: {error}")
 
     def _give_up(self, trees: list[RolloutTree], why: str) -> None:
         """Ends every row that is not done as cut off, those not started yet too."""
         for request_id, active in self._sampling.items():
             self.engine.cancel(request_id)
-            active.trajectory.tail.messages = [self._read(active, "length", []).message]
+            if active.trajectory.tail.ids:
+                active.trajectory.tail.messages = [self._read(active, "length", []).message]
         for active in self._running:
             self.runner.cancel(active)
         for unfinished in (self._sampling, self._running, self._to_call, self._to_sample):
@@ -432,4 +432,4 @@ class Sampler:
                 tree.root(can_fork=False)
             for trajectory in tree.trajectories:
                 if trajectory.finish_reason is None:
-                    trajectory.finish_reason, trajectory.error = "error", why
+                    trajectory.end("error", why)

@@ -118,9 +118,24 @@ class Trajectory:
     def segments(self) -> list[Segment]:
         return self.tail.path() if self.tail is not None else []
 
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy sampled anything for this row itself, beyond what a fork has from its parent."""
+        shared = 2 * self.path[-2] if len(self.path) > 1 else 0
+        return any(segment.sampled and segment.ids for segment in self.segments()[shared:])
+
     def results(self) -> list[ToolResult]:
         """What all tool calls on the path brought."""
         return [result for segment in self.segments() for result in segment.results]
+
+    def end(self, finish_reason: str, error: str | None = None) -> None:
+        """No more is sampled. Every row ends with a turn of its own: an empty one where none was begun."""
+        if self.tail is None or not self.tail.sampled:
+            self.append(sampled=True)
+        if not self.tail.messages:
+            self.tail.messages = [{"role": "assistant", "content": ""}]
+        self.finish_reason = finish_reason
+        self.error = self.error if error is None else error
 
     def append(self, sampled: bool, ids: list[int] = ()) -> Segment:
         self.tail = Segment(self.tail, sampled, array("i", ids))

@@ -285,11 +285,6 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         self._tool_runner.forget_environments()
         trajectories = self._trajectories()
         rows = self._rows = [row for tree in trees for row in tree.rows(self._tokenizer.pad_token_id)]
-        if self._mask_truncated_rows:
-            for row, trajectory in zip(rows, trajectories, strict=True):
-                if trajectory.truncated:
-                    row.mask = [0] * len(row.mask)
-
         if is_conversational({"prompt": prompts[0]}):
             completions = [row.messages for row in rows]
         else:
@@ -298,6 +293,10 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         if any(tool_images):
             images = [(own or []) + new for own, new in zip(images or [None] * len(rows), tool_images, strict=True)]
         self._log_lengths(mode, prompt_ids)
+        if self._mask_truncated_rows:
+            for row, trajectory in zip(rows, trajectories, strict=True):
+                if trajectory.truncated:
+                    row.mask = [0] * len(row.mask)
         self._log_rollout(mode, time.perf_counter() - began)
         return (
             prompt_ids,
@@ -391,7 +390,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         if mode == "train" and self.args.attribution == "hard":
             advantages = output["advantages"]
             identities = token_identities(self._paths(), output["completion_ids"].size(1)).to(advantages.device)
-            trained = self._scored & output["tool_mask"].any(dim=1)
+            trained = self._scored & sampled_mask(output).any(dim=1)
             output["advantages"] = hard_attribution(advantages, identities, trained)
         return output
 
@@ -406,13 +405,17 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        broken = [info["infrastructure_failure"] for info in (row["rollout_info"] for row in inputs)]
-        broken = self.accelerator.gather(torch.tensor(broken, device=rewards.device))
+        # A tool's backend failed, or there is nothing that the policy could have done better.
+        unscored = [
+            row["rollout_info"]["infrastructure_failure"] or not trajectory.sampled
+            for row, trajectory in zip(inputs, self._trajectories(), strict=True)
+        ]
+        unscored = self.accelerator.gather(torch.tensor(unscored, device=rewards.device))
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["rollout/unscored_rows"].append(
-            rewards.isnan().all(dim=1).logical_or(broken).float().mean().item()
+            rewards.isnan().all(dim=1).logical_or(unscored).float().mean().item()
         )
-        rewards[broken] = torch.nan
+        rewards[unscored] = torch.nan
         refuse_infinite(rewards, self.reward_func_names)
         if self.log_completions:
             for column, values in table_columns(self._trajectories()).items():
@@ -479,7 +482,8 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
             metrics[f"completions/max_{name}length"].append(values.float().max().item())
 
     def _log_rollout(self, mode: str, wall_s: float) -> None:
-        shares = {**tree_shares(self._trees), **engine_shares(self._sampler, wall_s)}
+        sampled_here = self._tensor_parallel is None or self._tensor_parallel.leads
+        shares = {**tree_shares(self._trees), **engine_shares(self._sampler, wall_s, sampled_here)}
         local = (shares, token_counts(self._trees), self._tool_runner.stats())
         metrics = combine(*zip(*gather_object([local]), strict=True))
         if self._has_tools:

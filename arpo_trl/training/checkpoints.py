@@ -251,6 +251,8 @@ class RolloutCheckpointMixin(CheckpointMixin):
     was not stopped. Without that mode it goes on from the same state, but arrival times shape its rollouts as ever.
     """
 
+    _finished_epochs = 0
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
         """Trains, from the beginning or from a checkpoint, see [`find_checkpoint`]; else as in TRL."""
         checkpoint = find_checkpoint(resume_from_checkpoint, self.args)

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 import torch
+from datasets import Dataset
 
 from arpo_trl import ARPOConfig
 from arpo_trl.rewards import resolve_rewards
 from arpo_trl.tools.contract import InfrastructureError, ToolContext
-from tests.small_models import save_tagged_model
+from tests.small_models import save_tagged_model, search
 from tests.training_run import make_trainer, summary
 
 
@@ -156,6 +157,74 @@ def test_a_broken_backend_leaves_its_rows_out(model_dir, tmp_path):
     prompts = {prompt[-1]["content"] for prompt in trainer.train_dataset["prompt"]}
     assert questions and all(len(asked) == 1 and asked <= prompts for asked in questions.values())
     assert log["loss"] == log["loss"] and log["grad_norm"] == log["grad_norm"]
+
+
+def test_masking_truncated_rows_changes_no_count(model_dir, tmp_path):
+    """Lengths and `num_tokens` are of what was sampled, as in TRL, which masks after it has counted."""
+    counts = []
+    for masked in (False, True):
+        options = {"use_vllm": False, "max_steps": 1, "max_completion_length": 12, "deterministic_rollouts": True}
+        trainer = make_trainer(model_dir, str(tmp_path), {**options, "mask_truncated_completions": masked})
+        trainer.train()
+        log = trainer.state.log_history[0]
+        counts.append({name: log[name] for name in log if name.startswith("completions/") or name == "num_tokens"})
+        assert any(not any(row.mask) for row in trainer._rows) == masked
+    assert counts[0] == counts[1] and 0 < counts[0]["completions/clipped_ratio"] < 1
+    assert counts[0]["completions/min_length"] >= 1
+
+
+def answer_length(completions, **kwargs):
+    """Reads the last message without a look at whether there is one, as most rewards do."""
+    return [float(len(completion[-1]["content"])) for completion in completions]
+
+
+async def late_search(query: str) -> str:
+    """Looks something up.
+
+    Args:
+        query: What.
+    """
+    await asyncio.sleep(20)
+    return query
+
+
+late_search.__name__ = "search"
+
+
+@pytest.mark.parametrize("case", ["no room", "no time"])
+def test_rows_that_never_began_do_not_end_the_run(model_dir, tmp_path, case):
+    options = {"use_vllm": False, "max_steps": 1}
+    if case == "no time":
+        options |= {"rollout_timeout": 1.5, "num_initial_rollouts": 4, "seed": 5}
+    trainer = make_trainer(
+        model_dir,
+        str(tmp_path),
+        options,
+        tools=[search] if case == "no room" else [late_search],
+        more_rewards=[answer_length],
+    )
+    if case == "no room":
+        rows = [{"prompt": [{"role": "user", "content": " ".join(["w1"] * n)}]} for n in (600, 3, 600, 3)]
+        trainer.train_dataset = Dataset.from_list(rows)
+    trainer.train()
+    never = [row for row, t in zip(trainer._rows, trainer._trajectories(), strict=True) if not t.sampled]
+    assert 0 < len(never) < len(trainer._rows)
+    assert all(row.messages == [{"role": "assistant", "content": ""}] for row in never)
+    log = trainer.state.log_history[0]
+    assert log["rollout/unscored_rows"] == log["rollout/empty_rows"] == len(never) / len(trainer._rows)
+    assert log["loss"] == log["loss"] and log["grad_norm"] > 0
+
+
+def test_what_can_be_asked_before_training(model_dir, tmp_path):
+    """Loaders, an evaluation and a checkpoint, in any trainer that `train` was not called on."""
+    trainer = make_trainer(model_dir, str(tmp_path / "out"), {"use_vllm": False, "per_device_eval_batch_size": 8})
+    assert len(trainer.get_train_dataloader()) == 64 * 8 // 16
+    rows = trainer.train_dataset.select(range(2))
+    assert len(trainer.get_eval_dataloader(rows)) == 2
+    assert trainer.evaluate(rows)["eval_rollout/empty_rows"] == 0
+    trainer.save_model(str(tmp_path / "saved"))
+    trainer.create_model_card()
+    assert (tmp_path / "out" / "README.md").is_file() and (tmp_path / "saved" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,58 @@ def test_c21_a_row_without_reward_is_left_out(build, trainer_class, config_class
         assert batch["advantages"][0, 0] == batch["advantages"][0, trainer._trajectories()[0].length - 1] != 0
 
 
+@pytest.mark.parametrize(
+    ("left_out", "rows"),
+    [
+        ("truncated", {("0", "0.1:0")}),
+        ("truncated", {("0", "0"), ("4", "0.1:0")}),
+        ("truncated", {("0", "1.1:0"), ("4", "2")}),
+        ("unscored", {("0", "0.1:0")}),
+        ("refused", {("0", "0.1:0"), ("4", "0")}),
+    ],
+)
+def test_hard_attribution_is_the_mean_over_the_rows_that_are_trained(build, left_out, rows):
+    """Whatever leaves a row out, and however long it is beside the others of its batch."""
+    options = {"mask_truncated_completions": True, left_out: rows}
+    soft, plain = build(ARPOTrainer, ARPOConfig, **options)
+    hard, batch = build(ARPOTrainer, ARPOConfig, attribution="hard", **options)
+    paths, lengths = hard._paths(), [len(row.ids) for row in hard._rows]
+    assert [row.ids for row in soft._rows] == [row.ids for row in hard._rows] and len(set(lengths)) > 2
+    trained = [bool(any(row.mask)) and i not in _unscored(hard) for i, row in enumerate(hard._rows)]
+    assert not all(trained)
+    owners = {}
+    tokens = [[(segment, k) for segment, size in path for k in range(size)] for path in paths]
+    for i, own in enumerate(tokens):
+        for token in own if trained[i] else ():
+            owners.setdefault(token, []).append(plain["advantages"][i].item())
+    assert any(len(set(shared)) > 1 for shared in owners.values())
+    for i, own in enumerate(tokens):
+        expected = [sum(owners[token]) / len(owners[token]) if trained[i] else 0.0 for token in own]
+        torch.testing.assert_close(batch["advantages"][i, : len(own)], torch.tensor(expected), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("refused", [{("0", "0")}, {("0", "0"), ("4", "0"), ("4", "1")}, {("0", "0.1:0")}])
+def test_rows_that_were_never_sampled_are_in_no_mean(build, refused):
+    """No reward, a share of `rollout/unscored_rows`, and advantages of the others as if they were the whole group. A
+    fork that never went on is such a row, whatever it has from its parent."""
+    trainer, batch = build(ARPOTrainer, ARPOConfig, refused=refused)
+    never = [not trajectory.sampled for trajectory in trainer._trajectories()]
+    assert sum(never) == len(refused) == len(_unscored(trainer))
+    assert trainer._metrics["train"]["rollout/unscored_rows"] == [len(refused) / 8]
+    assert trainer._metrics["train"]["rollout/empty_rows"] == [len(refused) / 8]
+    rewards = torch.tensor(reward([row.ids for row in trainer._rows]))
+    sampled = ~torch.tensor(never)
+    assert trainer._metrics["train"]["reward"][-1] == pytest.approx(rewards[sampled].mean().item())
+    for group in (slice(0, 4), slice(4, 8)):
+        own = rewards[group][sampled[group]]
+        expected = torch.zeros(4).masked_scatter(sampled[group], (own - own.mean()) / (own.std() + 1e-4))
+        torch.testing.assert_close(batch["advantages"][group], expected)
+
+
+def _unscored(trainer) -> set[int]:
+    return {i for i, rewards in enumerate(trainer._row_rewards) if rewards[0] != rewards[0]}
+
+
 def _rows(value, rows):
     return value[rows] if isinstance(value, torch.Tensor) and value.dim() > 0 else value
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import threading
+import time
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -50,24 +53,28 @@ def prompts(sizes: list[int], tools=None, instances=None) -> list[Prompt]:
 
 
 def check_whole(tree: RolloutTree, size: int, sampler: Sampler) -> None:
-    """Exactly M rows, M different leaves, equally long columns, and every sampled token where the engine sampled it."""
+    """Exactly M rows, each with a leaf of its own, equally long columns, and every sampled token where the engine sampled
+    it, after its own prompt; messages that end with what the model said, if it was only nothing."""
     limits, requests = sampler.limits, sampler.engine.requests
     assert len(tree.trajectories) == size
     assert [trajectory.slot for trajectory in tree.trajectories] == list(range(size))
-    tails = [id(trajectory.tail) for trajectory in tree.trajectories if trajectory.tail is not None]
-    assert len(set(tails)) == len(tails)
+    assert len({id(trajectory.tail) for trajectory in tree.trajectories}) == size
+    parents = {id(segment.parent) for segment in tree.segments()}
+    assert all(t.tail.sampled and id(t.tail) not in parents for t in tree.trajectories)
     assert len({trajectory.path for trajectory in tree.trajectories}) == size
     seen_prompts = {tuple(request.prompt_ids) for request in requests.values()}
     for trajectory, row in zip(tree.trajectories, tree.rows(empty_id=STOP), strict=True):
         assert trajectory.finish_reason in ("stop", "length", "tool_limit", "error")
         assert len(row.ids) == len(row.mask) == len(row.logprobs) >= 1
+        assert [message["role"] for message in row.messages][-1] == "assistant"
+        assert trajectory.sampled == any(segment.sampled and segment.ids for segment in own_segments(trajectory))
         assert sum(size for _, size in row.segments) == trajectory.length <= limits.completion_tokens
         assert trajectory.turns <= limits.tool_turns
         assert all(logprob == -float(i) for i, m, logprob in zip(row.ids, row.mask, row.logprobs, strict=True) if m)
         assert all(logprob == 0.0 for m, logprob in zip(row.mask, row.logprobs, strict=True) if not m)
         seen = list(tree.prompt_ids[trajectory.source])
         for segment in trajectory.segments():
-            assert not segment.sampled or tuple(seen) in seen_prompts
+            assert not segment.sampled or not segment.ids or tuple(seen) in seen_prompts
             seen.extend(segment.ids)
         assert (
             seen == tree.prefix_ids(trajectory)
@@ -78,6 +85,12 @@ def check_whole(tree: RolloutTree, size: int, sampler: Sampler) -> None:
             shared = sum(a is b for a, b in zip(parent, own, strict=False))
             assert shared == 2 * trajectory.path[-2] and trajectory.parent.can_fork
             assert trajectory.source == trajectory.parent.source
+
+
+def own_segments(trajectory) -> list:
+    """What no other row had when this one was started."""
+    shared = {id(segment) for segment in trajectory.parent.segments()} if trajectory.parent is not None else set()
+    return [segment for segment in trajectory.segments() if id(segment) not in shared]
 
 
 class Escape(BaseException):
@@ -164,6 +177,73 @@ def test_rows_are_whole_whatever_happens(
             if not options.dynamic_budget:
                 assert len(roots) == min(initial, size)
     assert not runner.pending()
+
+
+class RefusingEngine(ScriptedEngine):
+    """Refuses some requests, and makes the clock jump after so many steps, far beyond any time limit."""
+
+    def __init__(self, seed, stop_share, refused, jump_after, max_model_len):
+        super().__init__(random_token(seed, stop_share), max_model_len)
+        self.refuses = lambda request: hashed(seed, "refuse", request.id) % 100 < refused
+        self.jump_after = jump_after
+
+    def submit(self, request):
+        if self.refuses(request):
+            raise ValueError("no room for it")
+        super().submit(request)
+
+    def clock(self) -> float:
+        return time.monotonic() + 1e6 * (self.steps >= self.jump_after)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(2, 9),
+    initial=st.integers(1, 4),
+    stop_share=st.sampled_from([0.05, 0.4]),
+    refused=st.sampled_from([0, 0, 30]),
+    jump_after=st.sampled_from([0, 1, 3, 8, 10**6]),
+    max_model_len=st.sampled_from([3, 8, 16, 10_000]),
+    options=st.none()
+    | st.builds(
+        BranchingOptions,
+        alpha=st.just(1.0),
+        window=st.integers(1, 3),
+        order=st.sampled_from(["eager", "ranked"]),
+        factor=st.integers(1, 3),
+        dynamic_budget=st.booleans(),
+    ),
+    stateful=st.booleans(),
+    lockstep=st.booleans(),
+    training=st.booleans(),
+)
+def test_rows_are_whole_wherever_they_end(
+    runner, seed, size, initial, stop_share, refused, jump_after, max_model_len, options, stateful, lockstep, training
+):
+    """Property: timeouts at any step, prompts without room, refused requests, and environments whose rows begin with
+    what they observed. What is not sampled has a leaf and a message all the same."""
+    engine = RefusingEngine(seed, stop_share, refused, jump_after, max_model_len)
+    sampler = make(None, runner, options, engine=engine, num_initial=initial, lockstep=lockstep)
+    sampler.limits = dataclasses.replace(sampler.limits, seconds=1e5)
+    group = Prompt([PROMPT] * size, 0, Environments({"tool": tool}))
+    if stateful:  # a prompt of its own for each row
+        own = [[*PROMPT[: 1 + slot % 3], FIRST_WORD + slot] for slot in range(size)]
+        group = Prompt(own, 0, Environments({}, [Counter() for _ in range(size)]))
+    with patch("arpo_trl.rollout.sampler.time", SimpleNamespace(monotonic=engine.clock)):
+        try:
+            (tree,) = sampler.run([group], training=training)
+        except ValueError:  # every row was refused
+            assert refused
+            return
+    check_whole(tree, size, sampler)
+    for trajectory in tree.trajectories:
+        if not trajectory.sampled:
+            assert trajectory.truncated and not trajectory.tail.ids
+    if stateful:
+        assert [len(prompt) for prompt in tree.prompt_ids] == [len(prompt) for prompt in group.ids]
+    if max_model_len == 3:
+        assert not any(trajectory.sampled for trajectory in tree.trajectories if len(group.ids[trajectory.source]) >= 3)
 
 
 @pytest.fixture(scope="module")
@@ -446,6 +526,25 @@ def test_a_prompt_without_room_gives_empty_rows(runner):
     (tree,) = sampler.run(prompts([4]))
     assert [t.finish_reason for t in tree.trajectories] == ["length"] * 4
     assert [(row.ids, row.mask) for row in tree.rows(STOP)] == [([STOP], [0])] * 4
+    assert [row.messages for row in tree.rows(STOP)] == [[{"role": "assistant", "content": ""}]] * 4
+    assert not any(t.sampled for t in tree.trajectories)
+
+
+def test_forks_that_never_started_have_leaves_of_their_own(runner):
+    """Both forks of a decision, of which the engine takes none: what they share with their parent does not count."""
+
+    class NoForks(ScriptedEngine):
+        def submit(self, request):
+            if "." in request.id:
+                raise ValueError("no forks")
+            super().submit(request)
+
+    engine = NoForks(calls_then_stops(3, 1, {}))
+    options = dataclasses.replace(ALWAYS, factor=2)
+    (tree,) = make(None, runner, options, engine=engine, num_initial=1).run(prompts([3]))
+    check_whole(tree, 3, SimpleNamespace(limits=Limits(60, 3), engine=engine))
+    assert [(t.name, t.sampled) for t in tree.trajectories] == [("0", True), ("0.1:0", False), ("0.1:1", False)]
+    assert [row.messages[-1] for row in tree.rows(STOP)[1:]] == [{"role": "assistant", "content": ""}] * 2
 
 
 def test_a_rollout_that_takes_too_long_ends_with_truncated_rows():
