@@ -175,8 +175,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
             raise TypeError(
                 f"`args` must be an ARPOConfig, not {type(args).__name__}: it has the options of rollouts."
             )
-        if rollout_func is not None:
-            raise ValueError("`rollout_func` replaces what ARPOTrainer is for. Remove it, or use TRL's GRPOTrainer.")
+        check_rollout_func(rollout_func)
         if args.dialect == "tagged" and environment_factory is not None:
             raise ValueError("`environment_factory` offers tools by their schema. Use it with dialect='native'.")
         if args.branching and not (tools or environment_factory):
@@ -269,6 +268,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
     # TRL's contract: prompts in, rows out
 
     def _generate(self, prompts: list):
+        check_rollout_func(self.rollout_func)  # someone may have set it since
         mode = "train" if self.model.training else "eval"
         if self.use_vllm and self.state.global_step != self._last_loaded_step:
             self.vllm_generation.sync_weights()
@@ -500,6 +500,12 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
 
     def _trajectories(self) -> list[Trajectory]:
         return [trajectory for tree in self._trees for trajectory in tree.trajectories]
+
+
+def check_rollout_func(rollout_func: Callable | None) -> None:
+    """Refuses TRL's `rollout_func`."""
+    if rollout_func is not None:
+        raise ValueError("`rollout_func` replaces what ARPOTrainer is for. Remove it, or use TRL's GRPOTrainer.")
 
 
 def sampled_mask(inputs: Mapping[str, Any]) -> torch.Tensor:
