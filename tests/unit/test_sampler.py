@@ -243,7 +243,9 @@ def test_rows_are_whole_wherever_they_end(
     if stateful:
         assert [len(prompt) for prompt in tree.prompt_ids] == [len(prompt) for prompt in group.ids]
     if max_model_len == 3:
-        assert not any(trajectory.sampled for trajectory in tree.trajectories if len(group.ids[trajectory.source]) >= 3)
+        assert not any(
+            trajectory.sampled for trajectory in tree.trajectories if len(group.ids[trajectory.source]) >= 3
+        )
 
 
 @pytest.fixture(scope="module")
