@@ -56,29 +56,28 @@ def prepare(dataset, script_args, tokenizer):
     """Brings rows into what `SFTTrainer` takes: token ids with labels (tagged), or messages with tools (native)."""
     import json
 
-    from arpo_trl.data.traces import messages_of, tokenize_tagged_trace
+    from arpo_trl.data.columns import dataset_of
+    from arpo_trl.data.reading import named_row
+    from arpo_trl.data.traces import conversations, tokenize_tagged_trace
     from arpo_trl.rollout.dialects import TaggedDialect
     from arpo_trl.rollout.environments import factory_tools
     from arpo_trl.tools.calling import tool_schema
     from arpo_trl.tools.registry import load_object, resolve_tools
 
-    columns = dataset.column_names
     if script_args.dialect == "tagged":
         dialect = TaggedDialect(tokenizer, tools=())
-        return dataset.map(
-            lambda row: tokenize_tagged_trace(messages_of(row), tokenizer, dialect),
-            remove_columns=columns,
-            desc="Tokenizing traces",
-        )
+        examples = []
+        for number, messages in enumerate(conversations(dataset), 1):
+            with named_row(f"Row {number}"):
+                examples.append(tokenize_tagged_trace(messages, tokenizer, dialect))
+        return dataset_of({column: [example[column] for example in examples] for column in ("input_ids", "labels")})
     tools = resolve_tools(script_args.tools).tools
     if script_args.environment_factory:
         tools += factory_tools(load_object(script_args.environment_factory))
-    schemas = json.dumps([tool_schema(tool) for tool in tools])
-    return dataset.map(
-        lambda row: {"messages": messages_of(row), "tools": row.get("tools") or schemas},
-        remove_columns=[column for column in columns if column not in ("messages", "tools")],
-        desc="Collecting messages",
-    )
+    schemas = [tool_schema(tool) for tool in tools]
+    own = dataset["tools"] if "tools" in dataset.column_names else [None] * len(dataset)
+    texts = [row if isinstance(row, str) and row else json.dumps(row or schemas) for row in own]
+    return dataset_of({"messages": list(conversations(dataset)), "tools": texts})
 
 
 def main(script_args, training_args, model_args, dataset_args):

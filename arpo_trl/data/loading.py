@@ -1,12 +1,13 @@
 """From a file, a folder, the Hub or a mixture to a dataset of conversational prompts with their accepted answers."""
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..tools.calling import tool_schema
+from .columns import check_storable, dataset_of, unpadded, with_column
+from .reading import named_row, read_parts
 from .repair import repair_row
 from .schema import read_row
 from .system_prompt import build_system_prompt
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_GIVEN = "the rows given"
 _CORE = ("prompt", "question", "ground_truth", "data_source")
-_FILES = (".parquet", ".jsonl", ".json")
 
 
 def load_prompts(
@@ -78,13 +79,16 @@ def load_prompts(
         `ValueError`: no rows, a row without a prompt, or a prompt that is too long with `overlong="error"`.
         `FileNotFoundError`: a path to a file that is not there.
     """
+    from datasets import Dataset
+
     dataset, repaired = _load(source, split, name)
+    where = _GIVEN if isinstance(source, Dataset | list) else source
     if limit is not None:
         dataset = dataset.select(range(min(limit, len(dataset))))
     if len(dataset) == 0:
-        raise ValueError(f"{source} has no rows in its split {split!r}; name another split or file.")
+        raise ValueError(f"{where} has no rows in its split {split!r}; name another split or file.")
     if repaired:
-        logger.warning("Repaired broken LaTeX commands (such as \\boxed) in %d rows of %s.", repaired, source)
+        logger.warning("Repaired broken LaTeX commands (such as \\boxed) in %d rows of %s.", repaired, where)
     unanswered = sum(not answers for answers in dataset["ground_truth"])
     if unanswered:
         logger.warning("%d of %d rows have no accepted answer; rewards leave them out.", unanswered, len(dataset))
@@ -111,15 +115,13 @@ def with_system_prompt(
     text = build_system_prompt(system_prompt or dialect, tools)
     replace = system_prompt is not None
 
-    def add(row: dict[str, Any]) -> dict[str, Any]:
-        messages = row["prompt"]
+    def add(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         has_own = messages[0]["role"] == "system"
         if has_own and not replace:
-            return {"prompt": messages}
-        own = {key: None for key in messages[0] if key not in ("role", "content")}
-        return {"prompt": [{**own, "role": "system", "content": text}, *messages[has_own:]]}
+            return messages
+        return [{"role": "system", "content": text}, *messages[has_own:]]
 
-    return dataset.map(add)
+    return with_column(dataset, "prompt", [add(messages) for messages in dataset["prompt"]])
 
 
 def drop_overlong(
@@ -171,34 +173,8 @@ def render_prompts(
             add_generation_prompt=True,
             tokenize=False,
         )
-        for prompt in dataset["prompt"]
+        for prompt in unpadded(dataset, "prompt")["prompt"]
     ]
-
-
-def read_rows(source: str | Path, split: str = "train", name: str | None = None) -> "Dataset | list[dict[str, Any]]":
-    """The rows of a file, a folder or a dataset on the Hub as they are; see [`load_prompts`] for the arguments."""
-    from datasets import Dataset, concatenate_datasets, load_dataset
-
-    path = Path(source)
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in _FILES)
-        parts = [read_rows(file) for file in [file for file in files if file.name.startswith(split)] or files]
-        if not parts:
-            raise ValueError(f"{source} holds no parquet, JSONL or JSON file; name a dataset.")
-        if all(isinstance(part, Dataset) for part in parts):
-            return concatenate_datasets(parts)
-        return [row for part in parts for row in part]
-    if path.suffix not in _FILES:
-        return load_dataset(str(source), name, split=split)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}; check the path of the dataset.")
-    if path.suffix == ".parquet":
-        return Dataset.from_parquet(str(path))
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json":
-        rows = json.loads(text)
-        return rows if isinstance(rows, list) else rows.get("data", [rows])
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def _load(source: Any, split: str, name: str | None) -> "tuple[Dataset, int]":
@@ -207,14 +183,19 @@ def _load(source: Any, split: str, name: str | None) -> "tuple[Dataset, int]":
 
     if hasattr(source, "datasets"):
         return _load_mixture(source, split)
-    rows = read_rows(source, split, name) if isinstance(source, str | Path) else source
-    return _from_dataset(rows) if isinstance(rows, Dataset) else _from_rows(rows)
+    parts = read_parts(source, split, name) if isinstance(source, str | Path) else [(_GIVEN, source)]
+    if len(parts) == 1 and isinstance(parts[0][1], Dataset):
+        return _from_dataset(*parts[0])
+    return _from_rows(
+        [(where, unpadded(rows, "prompt") if isinstance(rows, Dataset) else rows) for where, rows in parts]
+    )
 
 
-def _from_dataset(dataset: "Dataset") -> "tuple[Dataset, int]":
+def _from_dataset(where: str, dataset: "Dataset") -> "tuple[Dataset, int]":
     """Columns with features of their own (images) stay as they are; the others are read row by row."""
+    dataset = unpadded(dataset, "prompt")
     media = [column for column, feature in dataset.features.items() if not _is_plain(feature)]
-    read, repaired = _from_rows(dataset.remove_columns(media))
+    read, repaired = _from_rows([(where, dataset.remove_columns(media))])
     for column in media:
         read = read.add_column(column, dataset.with_format("arrow")[column], feature=dataset.features[column])
     return read, repaired
@@ -229,20 +210,22 @@ def _is_plain(feature: Any) -> bool:
     return inner is None or _is_plain(inner)
 
 
-def _from_rows(rows: Iterable[Mapping[str, Any]]) -> "tuple[Dataset, int]":
-    from datasets import Dataset
-
+def _from_rows(parts: Sequence[tuple[str, Iterable[Mapping[str, Any]]]]) -> "tuple[Dataset, int]":
+    """Rows, by the name of where they are from, in this package's columns, and how many of them were repaired."""
     read, repaired = [], 0
-    for row in rows:
-        whole, changed = repair_row(dict(row))
-        repaired += changed
-        read.append(read_row(whole))
+    for where, rows in parts:
+        for number, row in enumerate(rows, 1):
+            with named_row(f"{where}, row {number}"):
+                check_storable(row)
+                whole, changed = repair_row(dict(row))
+                read.append(read_row(whole))
+            repaired += changed
     columns = dict.fromkeys(column for row in read for column in row if row[column] is not None)
-    read = [{column: row.get(column) for column in columns} for row in read]
+    values = {column: [row.get(column) for row in read] for column in columns}
     for column in (column for column in columns if column not in _CORE):
-        if len({type(row[column]) for row in read if row[column] is not None}) > 1:
+        if len({type(value) for value in values[column] if value is not None}) > 1:
             raise ValueError(f"The column {column!r} mixes types; give it one type or remove it.")
-    return Dataset.from_list(read), repaired
+    return dataset_of(values), repaired
 
 
 def _load_mixture(mixture: "DatasetMixtureConfig", split: str) -> "tuple[Dataset, int]":
@@ -259,7 +242,7 @@ def _load_mixture(mixture: "DatasetMixtureConfig", split: str) -> "tuple[Dataset
             raw = load_dataset(
                 part.path, part.name, data_dir=part.data_dir, data_files=part.data_files, split=part.split
             )
-            dataset, repaired = _from_dataset(raw)
+            dataset, repaired = _from_dataset(part.path, raw)
         if part.columns is not None:
             dataset = dataset.select_columns([c for c in dataset.column_names if c in (*_CORE, *part.columns)])
         parts.append((dataset, repaired))
@@ -276,9 +259,10 @@ def _load_mixture(mixture: "DatasetMixtureConfig", split: str) -> "tuple[Dataset
     if not parts:
         raise ValueError("The mixture names no dataset; give it one or more under `datasets`.")
     shared = set(parts[0][0].column_names).intersection(*(dataset.column_names for dataset, _ in parts))
-    dataset = concatenate_datasets(
-        [part.select_columns([column for column in part.column_names if column in shared]) for part, _ in parts]
-    )
+    datasets = [part.select_columns([column for column in part.column_names if column in shared]) for part, _ in parts]
+    if len({str(dataset.features["prompt"]) for dataset in datasets}) > 1:
+        datasets = [with_column(dataset, "prompt", dataset["prompt"], exact=True) for dataset in datasets]
+    dataset = concatenate_datasets(datasets)
     if mixture.test_split_size is not None:
         dataset = dataset.train_test_split(test_size=mixture.test_split_size, seed=0)[split]
     return dataset, sum(repaired for _, repaired in parts)

@@ -40,24 +40,29 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
         answers, empty where there is none), `data_source` (`str`), and the columns that were not used for these.
 
     Raises:
-        `ValueError`: there is neither a prompt nor a question.
+        `ValueError`: there is neither a prompt nor a question, or one of them cannot be read.
     """
-    extra_info = row.get("extra_info") or {}
     prompt = row.get("prompt")
-    question = extra_info.get("question") or _first(row, QUESTION_FIELDS)
+    question = _mapping(row, "extra_info").get("question")
+    if question is None or question == "":
+        field = next((field for field in QUESTION_FIELDS if row.get(field) is not None), None)
+        question = row.get(field)
+    if question is not None and not isinstance(question, str | int | float):
+        raise ValueError(f"the question is a {type(question).__name__}; it must be text.")
     if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
+        prompt = [{"role": "user", "content": prompt}] if prompt else None
     elif prompt is None and question is not None:
         prompt = [{"role": "user", "content": str(question)}]
-    if not prompt:
+    if prompt is None or len(_list(prompt, "prompt")) == 0:
         raise ValueError(
-            f"A row has the columns {sorted(row)}; it needs `prompt` or one of {', '.join(QUESTION_FIELDS)}."
+            f"it has the columns {sorted(row)}; it needs `prompt` or one of {', '.join(QUESTION_FIELDS)}."
         )
+    prompt = check_messages(prompt, "prompt")
     if question is None:
-        users = [message["content"] for message in prompt if message["role"] == "user"]
+        users = [message.get("content") for message in prompt if message["role"] == "user"]
         question = users[-1] if users and isinstance(users[-1], str) else ""
     return {
-        "prompt": [dict(message) for message in prompt],
+        "prompt": prompt,
         "question": str(question),
         "ground_truth": read_answers(row),
         "data_source": str(row.get("data_source") or ""),
@@ -72,14 +77,13 @@ def read_answers(row: Mapping[str, Any]) -> list[str]:
     A worked solution is cut down to its result: what follows `####` (GSM8K), the last `\boxed{}` of a `solution`
     (MATH). A mapping holds them under `target` (Search-R1) or `aliases` and `value` (TriviaQA).
     """
-    reward_model = row.get("reward_model") or {}
-    value = reward_model.get("ground_truth")
+    value = _mapping(row, "reward_model").get("ground_truth")
     field = "ground_truth"
     if value is None:
         field = next((field for field in ANSWER_FIELDS if row.get(field) is not None), field)
         value = row.get(field)
     if isinstance(value, Mapping):
-        named = [value.get("value"), *(value.get("aliases") or [])]
+        named = [value.get("value"), *accepted_answers(value.get("aliases"))]
         value = value["target"] if value.get("target") is not None else named
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -89,5 +93,36 @@ def read_answers(row: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(answers))
 
 
-def _first(row: Mapping[str, Any], fields: Sequence[str]) -> Any:
-    return next((row[field] for field in fields if row.get(field) is not None), None)
+def check_messages(messages: Any, column: str) -> list[dict[str, Any]]:
+    """
+    Messages without empty fields, but for `content`.
+
+    Raises:
+        `ValueError`: they are no conversation; the message names the column.
+    """
+    checked = []
+    for number, message in enumerate(_list(messages, column), 1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(
+                f"message {number} of the column {column!r} is no mapping with a `role`: {message!r:.100}."
+            )
+        if not isinstance(message.get("content"), str | list | None):
+            raise ValueError(
+                f"message {number} of the column {column!r} has a `content` that is neither text nor parts."
+            )
+        checked.append({key: value for key, value in message.items() if value is not None or key == "content"})
+    return checked
+
+
+def _list(value: Any, column: str) -> list[Any]:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        raise ValueError(f"the column {column!r} is a {type(value).__name__}; it must be a list of messages.")
+    return list(value)
+
+
+def _mapping(row: Mapping[str, Any], column: str) -> Mapping[str, Any]:
+    value = row.get(column)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"the column {column!r} is a {type(value).__name__}; it must be a mapping, or be renamed.")
+    return value or {}

@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..rollout.dialects import TaggedDialect
 from ..tools.contract import ToolResult
+from .columns import EXACT, check_storable, dataset_of, unpadded
+from .reading import named_row, read_parts
+from .schema import check_messages
 
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ def load_traces(
 
     Args:
         source (`str`, `Path` or [`~trl.DatasetMixtureConfig`]):
-            A JSONL, JSON or parquet file, a name on the Hub, or TRL's mixture.
+            A JSONL, JSON or parquet file, a folder of them, a name on the Hub, or TRL's mixture.
         name (`str`, *optional*):
             Configuration of a dataset on the Hub.
         split (`str`, *optional*, defaults to `"train"`):
@@ -37,19 +41,31 @@ def load_traces(
         `ValueError`: no source.
         `FileNotFoundError`: a path to a file that is not there.
     """
-    from datasets import Dataset, load_dataset
+    from datasets import Dataset
     from trl import get_dataset
 
     if source is None:
         raise ValueError("Either `dataset_name` or `datasets` must be given.")
     if hasattr(source, "datasets"):
-        return get_dataset(source)[split]
-    path = Path(source)
-    if path.suffix not in (".jsonl", ".json", ".parquet"):
-        return load_dataset(str(source), name, split=split)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}; check the path of the dataset.")
-    return Dataset.from_parquet(str(path)) if path.suffix == ".parquet" else Dataset.from_json(str(path))
+        return unpadded(get_dataset(source)[split], *EXACT)
+    parts = read_parts(source, split, name)
+    if len(parts) == 1 and isinstance(parts[0][1], Dataset):
+        return unpadded(parts[0][1], *EXACT)
+    rows = []
+    for where, part in parts:
+        for number, row in enumerate(unpadded(part, *EXACT) if isinstance(part, Dataset) else part, 1):
+            with named_row(f"{where}, row {number}"):
+                check_storable(row)
+            rows.append(row)
+    return dataset_of({column: [row.get(column) for row in rows] for column in dict.fromkeys(chain(*rows))})
+
+
+def conversations(dataset: "Dataset") -> Iterator[list[dict[str, Any]]]:
+    """[`messages_of`] each row; an error names the row."""
+    for number, row in enumerate(dataset, 1):
+        with named_row(f"Row {number}"):
+            messages = messages_of(row)
+        yield messages
 
 
 def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -60,12 +76,13 @@ def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     has: `conversations` of `from` and `value` (ShareGPT), or `instruction`, `input` and `output` (Alpaca), where
     instruction and input are one user message; both may have a `system`.
     """
-    messages = row.get("messages") or [*(row.get("prompt") or []), *(row.get("completion") or [])]
+    columns = ["messages"] if row.get("messages") else ["prompt", "completion"]
+    messages = [message for column in columns for message in check_messages(row.get(column) or [], column)]
     if not messages and (row.get("conversations") or row.get("output")):
         messages = _messages_of_llama_factory(row)
-    if not messages or not all(isinstance(message, Mapping) for message in messages):
+    if not messages:
         raise ValueError(
-            f"A row has the columns {sorted(row)}; it needs `messages`, `prompt` and `completion`, `conversations`, or "
+            f"it has the columns {sorted(row)}; it needs `messages`, `prompt` and `completion`, `conversations`, or "
             "`instruction` and `output`."
         )
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
@@ -75,6 +92,8 @@ def _messages_of_llama_factory(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     system = [{"role": "system", "content": row["system"]}] if row.get("system") else []
     if row.get("conversations"):
         turns = row["conversations"]
+        if wrong := [turn for turn in turns if turn.get("from") not in _SHAREGPT_ROLES or "value" not in turn]:
+            raise ValueError(f"a turn of `conversations` has no `value`, or no `from` among human, gpt, …: {wrong[0]}")
         return system + [{"role": _SHAREGPT_ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
     question = "\n".join(part for part in (row.get("instruction"), row.get("input")) if part)
     return [*system, {"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}]
@@ -125,9 +144,12 @@ def tokenize_tagged_trace(
 def _pieces(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
     """What the model wrote and what the tools answered, in order, and which of the two it is."""
     for message in messages:
+        content = message.get("content", "")
+        if not isinstance(content, str):
+            raise ValueError(f"A tagged trace is text; the content of a message is {content!r:.100}.")
         if message["role"] == "tool":
-            yield message["content"], True
+            yield content, True
             continue
-        for i, text in enumerate(_RESULT.split(message["content"])):
+        for i, text in enumerate(_RESULT.split(content)):
             if text or i % 2:
                 yield text, bool(i % 2)

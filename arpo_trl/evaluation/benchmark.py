@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..data.loading import load_prompts, read_rows
+from ..data.loading import load_prompts
+from ..data.reading import read_rows
 from ..rewards.answers import extract_answer
 from ..rewards.scoring import score_answers
 from .samples import Sample

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..tools.json_lines import read_json_lines
+
 
 @dataclass
 class Sample:
@@ -87,13 +89,13 @@ class SampleFile:
         if not self.path.exists():
             return []
         data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
             with self.path.open("r+b") as file:
-                file.truncate(len(whole))
+                file.truncate(whole)
         samples = {}
-        for line in whole.splitlines():
-            sample = Sample(**json.loads(line))
+        for row in read_json_lines(self.path):
+            sample = Sample(**row)
             samples[sample.key] = sample
         return [samples[key] for key in sorted(samples)]
 

@@ -17,6 +17,7 @@ from trl.trainer.utils import get_config_model_id
 
 from ..algorithms.credit import hard_attribution, token_identities
 from ..algorithms.fork_rules import BranchingOptions
+from ..data.columns import unpadded
 from ..reporting.completions_table import conversation_text, table_columns
 from ..reporting.console import Console
 from ..reporting.metrics import combine, engine_shares, token_counts, tree_shares
@@ -120,6 +121,8 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         if isinstance(model, str) and is_adapter(model, (args.model_init_kwargs or {}).get("revision")):
             model = load_adapter(model, args, kwargs)
         tools = list(tools or [])
+        if kwargs.get("eval_dataset") is not None:
+            kwargs["eval_dataset"] = unpadded(kwargs["eval_dataset"], "prompt")
         replaced = contextlib.nullcontext()
         if args.use_vllm:
             engine_kwargs = {"max_num_batched_tokens": args.vllm_max_num_batched_tokens}
@@ -133,7 +136,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
                 model,
                 reward_funcs,
                 args=args,
-                train_dataset=train_dataset,
+                train_dataset=unpadded(train_dataset, "prompt"),
                 # Tagged calls are running text: the template knows nothing of tools.
                 tools=tools if args.dialect == "native" else None,
                 environment_factory=environment_factory,

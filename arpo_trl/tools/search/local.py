@@ -17,6 +17,7 @@ import tantivy
 from filelock import FileLock
 
 from ..contract import InfrastructureError
+from ..json_lines import read_json_lines
 from .answers import checked_query, numbered
 
 
@@ -271,9 +272,7 @@ def read_passages(path: Path, text_field: str | None = None, title_field: str | 
             for row in batch.to_pylist():
                 yield passages_of_row(row, text_field, title_field)
     elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.strip():
-                    yield passages_of_row(json.loads(line), text_field, title_field)
+        for row in read_json_lines(path):
+            yield passages_of_row(row, text_field, title_field)
     else:
         raise ValueError(f"Cannot read {path}: give a .jsonl, .parquet or .json file.")
