@@ -59,10 +59,11 @@ def prepare(dataset, script_args, tokenizer):
     from arpo_trl.data.columns import dataset_of
     from arpo_trl.data.reading import named_row
     from arpo_trl.data.traces import conversations, tokenize_tagged_trace
+    from arpo_trl.extensions import load_object
     from arpo_trl.rollout.dialects import TaggedDialect
     from arpo_trl.rollout.environments import factory_tools
     from arpo_trl.tools.calling import tool_schema
-    from arpo_trl.tools.registry import load_object, resolve_tools
+    from arpo_trl.tools.registry import resolve_tools
 
     if script_args.dialect == "tagged":
         dialect = TaggedDialect(tokenizer, tools=())

@@ -5,6 +5,7 @@ combined with them broadcasts. Surrogates are to be *maximised*; TRL's loss is t
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -124,3 +125,9 @@ def clip_counts(
     cut = (out & (advantages < 0)).expand(mask.shape) & mask
     preserved = is_preserved(log_ratio, advantages, epsilon_high).expand(mask.shape) & mask
     return torch.stack([preserved.sum(), cut.sum(), mask.sum()]).to(torch.float64)
+
+
+TOKEN_OBJECTIVES: dict[str, Callable[..., torch.Tensor]] = {
+    "ppo_clip": ppo_clip,
+    "entropy_balanced": entropy_balanced_clip,
+}

@@ -1,6 +1,7 @@
 """Which advantage a token of a tree gets (ARPO, "Hard Advantage Estimation")."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -61,3 +62,34 @@ def hard_attribution(
     attributed = advantages.new_zeros(identities.shape)
     attributed[present] = (sums / owners)[token]
     return attributed
+
+
+@dataclass(frozen=True, slots=True)
+class CreditRows:
+    """What a credit rule sees of the rows of this process; their groups are whole.
+
+    Args:
+        advantages (`torch.Tensor` of shape `(B,)`):
+            Â of each row.
+        identities (`torch.Tensor` of shape `(B, T)`):
+            From [`token_identities`], on the device of `advantages`.
+        valid (`torch.Tensor` of shape `(B,)`):
+            Rows that have a reward and tokens to train on.
+    """
+
+    advantages: torch.Tensor
+    identities: torch.Tensor
+    valid: torch.Tensor
+
+
+def soft(rows: CreditRows) -> torch.Tensor:
+    """Each row's own Â for all its tokens (ARPO, "Soft Advantage Estimation"), of shape (B,)."""
+    return rows.advantages
+
+
+def hard(rows: CreditRows) -> torch.Tensor:
+    """[`hard_attribution`], of shape (B, T)."""
+    return hard_attribution(rows.advantages, rows.identities, rows.valid)
+
+
+CREDIT_RULES: dict[str, Callable[[CreditRows], torch.Tensor]] = {"soft": soft, "hard": hard}

@@ -5,6 +5,7 @@ Nothing here reads a clock or draws from a generator. Randomness comes in as a u
 said, on nothing else.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -17,8 +18,8 @@ class BranchingOptions:
             α, probability to fork where the entropy did not change.
         beta (`float`, *optional*, defaults to `0.2`):
             β, weight of the entropy change.
-        rule (`str`, *optional*, defaults to `"bernoulli"`):
-            `"bernoulli"` or `"threshold"`, see [`forks`].
+        rule (`str` or `Callable`, *optional*, defaults to `"bernoulli"`):
+            A name of `FORK_RULES` or a function of their kind, see [`forks`].
         threshold (`float`, *optional*, defaults to `0.5`):
             τ of the threshold rule.
         norm (`str`, *optional*, defaults to `"window_sum"`):
@@ -49,7 +50,7 @@ class BranchingOptions:
 
     alpha: float = 0.5
     beta: float = 0.2
-    rule: str = "bernoulli"
+    rule: "str | Callable[[ForkStep, BranchingOptions], bool]" = "bernoulli"
     threshold: float = 0.5
     norm: str = "window_sum"
     window: int = 20
@@ -139,25 +140,57 @@ def branch_score(
     return score * (1.0 - branch_penalty(consecutive, options.penalty, options.gamma))
 
 
-def forks(score: float, uniform: float, options: BranchingOptions) -> bool:
-    """Whether a tool step forks.
-
-    `"bernoulli"`: with probability clip(score, 0, 1). This is what the released code does: it forks where
-    u + β·ΔH ≥ 1 − α for a uniform u. `"threshold"`: where score > τ (ARPO, Eq. 5).
+@dataclass(frozen=True, slots=True)
+class ForkStep:
+    """What a fork rule sees of a tool step.
 
     Args:
         score (`float`):
             From [`branch_score`].
         uniform (`float`):
-            From [`draw`], in [0, 1); not read by the threshold rule.
-        options ([`BranchingOptions`]):
-            `rule` and `threshold` are read.
+            From [`~arpo_trl.algorithms.draws.draw`], in [0, 1): the only randomness a rule may use.
+        delta (`float`, *optional*, defaults to `0.0`):
+            ΔH_t, from [`~arpo_trl.algorithms.entropy_change.entropy_change`].
+        step (`int`, *optional*, defaults to `1`):
+            Number of the tool step on its path, from 1.
+        consecutive (`int`, *optional*, defaults to `0`):
+            l, from [`next_consecutive`].
+    """
+
+    score: float
+    uniform: float
+    delta: float = 0.0
+    step: int = 1
+    consecutive: int = 0
+
+
+def bernoulli(step: ForkStep, options: "BranchingOptions") -> bool:
+    """Forks with probability clip(score, 0, 1).
+
+    This is what the released code does: it forks where u + β·ΔH ≥ 1 − α for a uniform u.
+    """
+    return step.uniform < step.score
+
+
+def threshold(step: ForkStep, options: "BranchingOptions") -> bool:
+    """Forks where score > τ (ARPO, Eq. 5)."""
+    return step.score > options.threshold
+
+
+FORK_RULES: dict[str, Callable[[ForkStep, "BranchingOptions"], bool]] = {
+    "bernoulli": bernoulli,
+    "threshold": threshold,
+}
+
+
+def forks(step: ForkStep, options: BranchingOptions) -> bool:
+    """Whether a tool step forks, by `options.rule`: a name of `FORK_RULES` or a function of their kind.
 
     Raises:
         ValueError: If the rule is unknown.
     """
-    if options.rule == "bernoulli":
-        return uniform < score
-    if options.rule == "threshold":
-        return score > options.threshold
-    raise ValueError(f"`rule` must be 'bernoulli' or 'threshold'; you gave {options.rule!r}.")
+    if callable(options.rule):
+        return options.rule(step, options)
+    if options.rule not in FORK_RULES:
+        raise ValueError(f"`rule` must be one of {', '.join(map(repr, FORK_RULES))}; you gave {options.rule!r}.")
+    return FORK_RULES[options.rule](step, options)

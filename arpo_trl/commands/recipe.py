@@ -132,10 +132,11 @@ def trainer_arguments(
 
     from ..data.loading import load_prompts
     from ..demo.packaged_models import resolve_model
+    from ..extensions import load_object
     from ..rewards.registry import resolve_rewards
     from ..rollout.environments import factory_tools, rehearse
     from ..tools.cache import ToolCache
-    from ..tools.registry import load_object, resolve_tools
+    from ..tools.registry import resolve_tools
     from ..training.adapters import check_quantization, tokenizer_source
     from ..training.checkpoints import find_checkpoint
 

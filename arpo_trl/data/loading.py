@@ -110,7 +110,7 @@ def with_system_prompt(
     system_prompt: str | None = None,
 ) -> "Dataset":
     """Puts system messages before the prompts of a dataset; see [`load_prompts`] for the arguments."""
-    if system_prompt == "none":
+    if system_prompt == "none" or (system_prompt is None and dialect not in ("native", "tagged")):
         return dataset
     text = build_system_prompt(system_prompt or dialect, tools)
     replace = system_prompt is not None

@@ -1,13 +1,13 @@
 """The benchmarks of the papers' tables. Paths are names on the Hub; give a file for a copy of your own."""
 
 import base64
-import importlib
 import re
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from ..extensions import resolve
 from ..rewards.quantities import parse_quantity, quantities_equal
 from .benchmark import Benchmark
 
@@ -224,13 +224,7 @@ def resolve_benchmark(spec: str, limit: int | None = None) -> Benchmark:
         `ValueError`: there is no such benchmark.
     """
     name, _, path = spec.partition("=")
-    if name in BENCHMARKS:
-        return BENCHMARKS[name](path or None, limit)
-    module, _, attribute = name.rpartition(".")
-    try:
-        benchmark = getattr(importlib.import_module(module), attribute) if module else None
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"The benchmark {name!r} cannot be imported ({error}); correct its dotted path.") from error
+    benchmark = resolve("benchmark", name, BENCHMARKS)
     if not isinstance(benchmark, type) or not issubclass(benchmark, Benchmark):
         raise ValueError(f"There is no benchmark {name!r}; use one of {', '.join(BENCHMARKS)} or a subclass's path.")
     if path and not Path(path).exists() and Path(path).suffix:

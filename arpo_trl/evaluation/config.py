@@ -5,8 +5,9 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..extensions import is_known
 from ..rewards.judge import LLMJudge
-from ..rollout.dialects import make_dialect
+from ..rollout.dialects import DIALECTS, make_dialect
 from ..rollout.engines.protocol import Engine
 from ..rollout.sampler import Limits, Sampler
 from ..tools.cache import ToolCache
@@ -113,10 +114,14 @@ class EvaluationArguments:
         for name, value, allowed in (
             ("backend", self.backend, ("vllm", "transformers", "server")),
             ("check", self.check, ("rule", "judge", "both")),
-            ("dialect", self.dialect, ("native", "tagged")),
         ):
             if value not in allowed:
                 raise ValueError(f"`{name}` must be one of {', '.join(allowed)}; you gave {value!r}.")
+        if "." not in self.dialect and not is_known("dialect", self.dialect, DIALECTS):
+            known = ", ".join(DIALECTS)
+            raise ValueError(
+                f"`dialect` must be one of {known}, or the dotted path of your own; you gave {self.dialect!r}."
+            )
         if self.n < 1 or self.batch_size < 1:
             raise ValueError(f"`n` and `batch_size` must be at least 1; you gave {self.n} and {self.batch_size}.")
         if self.backend == "server" and self.server_url is None:

@@ -90,7 +90,7 @@ class TrainingWarnings(TrainerCallback):
         shape = {
             "native": "as the chat template writes them",
             "tagged": "as text in a tag of the tool's name, <search>…</search> for `search`",
-        }[self._dialect]
+        }.get(self._dialect, "which is your own")
         self._warn(
             state,
             "no_calls",

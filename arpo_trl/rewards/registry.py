@@ -1,24 +1,25 @@
 """Rewards by name, or by the dotted path of anyone's own function."""
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..extensions import resolve
 
-# Module of this package and attribute; imported when asked for, so that a recipe pays only for what it names.
+
+# Imported when asked for, so that a recipe pays only for what it names.
 REWARDS: dict[str, str] = {
-    "arpo_reward": "arpo.arpo_reward",
-    "entropy_bonus_reward": "shaping.entropy_bonus_reward",
-    "exact_match_reward": "qa.exact_match_reward",
-    "f1_reward": "qa.f1_reward",
-    "llm_judge": "judge.LLMJudge",
-    "math_reward": "qa.math_reward",
-    "native_format_reward": "formats.native_format_reward",
-    "overlong_penalty": "shaping.overlong_penalty",
-    "tagged_format_reward": "formats.tagged_format_reward",
-    "tool_cost_reward": "shaping.tool_cost_reward",
+    "arpo_reward": "arpo_trl.rewards.arpo.arpo_reward",
+    "entropy_bonus_reward": "arpo_trl.rewards.shaping.entropy_bonus_reward",
+    "exact_match_reward": "arpo_trl.rewards.qa.exact_match_reward",
+    "f1_reward": "arpo_trl.rewards.qa.f1_reward",
+    "llm_judge": "arpo_trl.rewards.judge.LLMJudge",
+    "math_reward": "arpo_trl.rewards.qa.math_reward",
+    "native_format_reward": "arpo_trl.rewards.formats.native_format_reward",
+    "overlong_penalty": "arpo_trl.rewards.shaping.overlong_penalty",
+    "tagged_format_reward": "arpo_trl.rewards.formats.tagged_format_reward",
+    "tool_cost_reward": "arpo_trl.rewards.shaping.tool_cost_reward",
 }
 
 
@@ -51,18 +52,7 @@ def resolve_rewards(
         raise ValueError(
             f"Arguments are given for {sorted(unused)}; name these rewards, too, or remove the arguments."
         )
-    return [_configured(name, _load(name), kwargs.get(name, {})) for name in names]
-
-
-def _load(name: str) -> Any:
-    path = f"{__package__}.{REWARDS[name]}" if name in REWARDS else name
-    module_name, _, attribute = path.rpartition(".")
-    if not module_name:
-        raise ValueError(f"There is no reward {name!r}; use one of {sorted(REWARDS)} or a dotted path to a function.")
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"The reward {name!r} cannot be imported ({error}); correct its dotted path.") from error
+    return [_configured(name, resolve("reward", name, REWARDS), kwargs.get(name, {})) for name in names]
 
 
 def _configured(name: str, reward: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from ..algorithms.budget import fork_capacity, initial_rollouts
 from ..algorithms.draws import draw
 from ..algorithms.entropy_change import entropy_change, normalize_entropy
-from ..algorithms.fork_rules import BranchingOptions, branch_score, forks, next_consecutive
+from ..algorithms.fork_rules import BranchingOptions, ForkStep, branch_score, forks, next_consecutive
 from .environments import Environments
 from .tree import RolloutTree, Segment, Trajectory
 
@@ -167,7 +167,8 @@ class Group:
 
     def _decide(self, decision: Decision) -> list[Trajectory]:
         parent, score = decision.trajectory, self._score(decision)
-        wanted = forks(score, self._uniform(decision), self.options)
+        step = ForkStep(score, self._uniform(decision), decision.delta, decision.step, parent.consecutive)
+        wanted = forks(step, self.options)
         children = []
         for child in range(min(self.options.factor, self.tree.missing) if wanted else 0):
             fork = self.tree.fork(parent, decision.at, decision.step, child)

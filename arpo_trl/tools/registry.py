@@ -18,13 +18,13 @@ An entry is a name, a dotted path, or a mapping with `name` or `path`, `argument
 `preflight()` and `close()`.
 """
 
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..extensions import is_known, load_object, resolve
 from .calling import TypeMismatch, describe_error, parameters_of, tool_name, tool_schema
 from .contract import InfrastructureError, ToolCall, ToolContext
 from .options import ToolOptions
@@ -170,11 +170,11 @@ def _options(entry: dict[str, Any]) -> ToolOptions:
 
 def _load(entry: dict[str, Any]) -> Any:
     label = entry.get("name") or entry.get("path")
-    if "name" in entry and entry["name"] not in BUILT_IN:
+    if "name" in entry and not is_known("tool", label, BUILT_IN):
         known = ", ".join(sorted(BUILT_IN))
         raise ValueError(f"Unknown tool '{label}'; use one of {known}, or give a dotted `path`.")
     try:
-        target = load_object(BUILT_IN[entry["name"]] if "name" in entry else entry["path"])
+        target = resolve("tool", label, BUILT_IN) if "name" in entry else load_object(label)
     except ValueError as error:
         if isinstance(error.__cause__, ModuleNotFoundError) and label in _EXTRAS:
             missing = (
@@ -216,16 +216,3 @@ def construct(target: Callable, arguments: Any, what: str) -> Any:
     except TypeMismatch as error:
         raise ValueError(f"Wrong {what}: {error}.") from None
     return target(**arguments)
-
-
-def load_object(path: str) -> Any:
-    """What a dotted path names, e.g. `"my_package.tools.lookup"`.
-
-    Raises:
-        `ValueError`: where there is no such thing.
-    """
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"Cannot load '{path}': {error}") from error

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from ..algorithms.clipping import (
-    clip_counts,
-    entropy_balanced_clip,
-    importance_ratio,
-    ppo_clip,
-    unclipped_above_entropy,
-)
+from ..algorithms.clipping import TOKEN_OBJECTIVES, clip_counts, importance_ratio, ppo_clip, unclipped_above_entropy
 from ..algorithms.entropy_advantage import (
     entropy_aware_advantage,
     entropy_statistics,
@@ -26,6 +20,7 @@ from ..algorithms.entropy_advantage import (
 from ..algorithms.entropy_change import normalize_entropy
 from ..algorithms.fork_rules import BranchingOptions, branch_penalty
 from ..algorithms.kl import decayed_beta, scoped_kl
+from ..extensions import resolve
 from ..reporting.metrics import Share, combine
 from ..rollout.tree import RolloutTree, Trajectory
 from .arpo_trainer import ARPOTrainer, sampled_mask, with_guarded_logps
@@ -74,6 +69,7 @@ class AEPOTrainer(ARPOTrainer):
         if not isinstance(args, AEPOConfig):
             raise TypeError(f"`args` must be an AEPOConfig, not {type(args).__name__}: it has AEPO's switches.")
         self._scores: list[tuple[torch.Tensor, torch.Tensor | None]] | None = None
+        self._token_objective = resolve("token objective", args.token_objective, TOKEN_OBJECTIVES)
         super().__init__(model, reward_funcs, args, *positional, **kwargs)
 
     # Rollout
@@ -172,7 +168,7 @@ class AEPOTrainer(ARPOTrainer):
 
     def _compute_loss(self, model, inputs):
         changed = (
-            self.args.entropy_balanced_clipping
+            self.args.token_objective != "ppo_clip"
             or self.args.unclipped_entropy_threshold is not None
             or self.args.tool_call_kl
         )
@@ -199,9 +195,10 @@ class AEPOTrainer(ARPOTrainer):
             surrogate = unclipped_above_entropy(
                 log_ratio, advantages, inputs["old_entropies"], self.args.unclipped_entropy_threshold, *bounds
             )
-        elif self.args.entropy_balanced_clipping:
-            surrogate = entropy_balanced_clip(log_ratio, advantages, *bounds)
-            self._log_clipping(clip_counts(log_ratio.detach(), advantages, mask, *bounds))
+        elif self.args.token_objective != "ppo_clip":
+            surrogate = self._token_objective(log_ratio, advantages, *bounds)
+            if self.args.entropy_balanced_clipping:
+                self._log_clipping(clip_counts(log_ratio.detach(), advantages, mask, *bounds))
         difference = plain - surrogate
         if self.off_policy_mask_threshold is not None:
             sampling_logps = inputs.get("sampling_per_token_logps", old_logps)

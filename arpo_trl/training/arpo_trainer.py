@@ -15,9 +15,10 @@ from trl import GRPOTrainer
 from trl.data_utils import is_conversational
 from trl.trainer.utils import get_config_model_id
 
-from ..algorithms.credit import hard_attribution, token_identities
-from ..algorithms.fork_rules import BranchingOptions
+from ..algorithms.credit import CREDIT_RULES, CreditRows, token_identities
+from ..algorithms.fork_rules import FORK_RULES, BranchingOptions
 from ..data.columns import unpadded
+from ..extensions import resolve
 from ..reporting.completions_table import conversation_text, table_columns
 from ..reporting.console import Console
 from ..reporting.metrics import combine, engine_shares, token_counts, tree_shares
@@ -31,7 +32,6 @@ from ..rollout.engines.tensor_parallel import TensorParallelRollout
 from ..rollout.environments import Environments, shown_schemas
 from ..rollout.sampler import Limits, Prompt, Sampler
 from ..rollout.tree import RolloutTree, Row, Trajectory
-from ..rollout.vision import placeholder_ids
 from ..tools.cache import ToolCache
 from ..tools.calling import tool_name, tool_schema
 from ..tools.options import ToolOptions
@@ -39,6 +39,7 @@ from ..tools.runner import ToolRunner
 from .adapters import is_adapter, load_adapter
 from .checkpoints import RolloutCheckpointMixin
 from .config import ARPOConfig
+from .engines import make_engine
 from .papers import PAPERS
 from .prefix_sharing import PrefixSharingMixin, TokenMicroBatchMixin
 from .sharding import ShardingMixin
@@ -179,10 +180,12 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
                 f"`args` must be an ARPOConfig, not {type(args).__name__}: it has the options of rollouts."
             )
         check_rollout_func(rollout_func)
-        if args.dialect == "tagged" and environment_factory is not None:
+        if args.dialect != "native" and environment_factory is not None:
             raise ValueError("`environment_factory` offers tools by their schema. Use it with dialect='native'.")
         if args.branching and not (tools or environment_factory):
             raise ValueError("Rows fork after tool results, but there are no tools. Pass `tools`, or branching=False.")
+        if args.engine not in (None, "vllm") and args.use_vllm or args.engine == "vllm" and not args.use_vllm:
+            raise ValueError(f"engine={args.engine!r} does not go with use_vllm={args.use_vllm}: change one of them.")
         if args.use_vllm:
             check_vllm()
         if args.use_vllm and args.vllm_mode == "server":
@@ -243,7 +246,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         return BranchingOptions(
             alpha=args.branch_alpha,
             beta=args.branch_beta,
-            rule=args.branch_rule,
+            rule=resolve("fork rule", args.branch_rule, FORK_RULES),
             threshold=args.branch_threshold,
             norm=args.entropy_norm,
             window=args.entropy_window,
@@ -256,17 +259,13 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
 
     def _make_engine(self) -> Engine:
         self._tensor_parallel = None
-        if self.use_vllm:
-            engine = self.vllm_generation.make_engine(self._dialect.stop_token_ids, placeholder_ids(self))
-            if self.vllm_mode == "server" or self.vllm_tensor_parallel_size == 1:
-                return engine
-            self._tensor_parallel = TensorParallelRollout(
-                engine, self.vllm_tensor_parallel_size, timedelta(seconds=self.args.ddp_timeout)
-            )
-            return self._tensor_parallel.engine
-        from ..rollout.engines.transformers_engine import engine_for_trainer
-
-        return engine_for_trainer(self, self._dialect.stop_token_ids)
+        engine = make_engine(self, self._dialect.stop_token_ids)
+        if not self.use_vllm or self.vllm_mode == "server" or self.vllm_tensor_parallel_size == 1:
+            return engine
+        self._tensor_parallel = TensorParallelRollout(
+            engine, self.vllm_tensor_parallel_size, timedelta(seconds=self.args.ddp_timeout)
+        )
+        return self._tensor_parallel.engine
 
     # TRL's contract: prompts in, rows out
 
@@ -390,11 +389,12 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
             dropped = (output["importance_sampling_ratio"].expand(mask.shape) == 0) & mask
             totals = self.accelerator.reduce(torch.stack([dropped.sum(), mask.sum()]).float(), reduction="sum")
             self._metrics[mode]["sampling/masked_token_frac"].append((totals[0] / totals[1].clamp(min=1)).item())
-        if mode == "train" and self.args.attribution == "hard":
+        if mode == "train" and self.args.attribution != "soft":
             advantages = output["advantages"]
             identities = token_identities(self._paths(), output["completion_ids"].size(1)).to(advantages.device)
             trained = self._scored & sampled_mask(output).any(dim=1)
-            output["advantages"] = hard_attribution(advantages, identities, trained)
+            rule = resolve("credit rule", self.args.attribution, CREDIT_RULES)
+            output["advantages"] = rule(CreditRows(advantages, identities, trained))
         return output
 
     def _paths(self) -> list[list[tuple[int, int]]]:

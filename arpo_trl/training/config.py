@@ -1,16 +1,22 @@
 """`ARPOConfig` and `AEPOConfig`: what a recipe may say beyond TRL's `GRPOConfig`."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trl import GRPOConfig
 
+from ..algorithms.clipping import TOKEN_OBJECTIVES
+from ..algorithms.credit import CREDIT_RULES
+from ..algorithms.fork_rules import FORK_RULES
+from ..extensions import is_known, resolve
+from ..rollout.dialects import DIALECTS
+from .engines import ENGINES
 
-DIALECTS = ("native", "tagged")
+
 ENTROPY_NORMS = ("window_sum", "mean", "paper")
-BRANCH_RULES = ("bernoulli", "threshold")
 FORK_ORDERS = ("eager", "ranked")
-ATTRIBUTIONS = ("soft", "hard")
 PREFIX_SHARING = ("auto", "on", "off")
 PROBES = ("trajectory", "first_tool")
 PENALTY_SHAPES = ("linear", "quadratic")
@@ -49,6 +55,15 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, allowed))}; you gave {value!r}.")
 
 
+def _one_of_or_own(name: str, value: str, kind: str, built_in: Mapping[str, Any]) -> None:
+    """One of the library's own, of an installed package's, or a dotted path that can be imported."""
+    if "." in value:
+        resolve(kind, value, built_in)
+    elif not is_known(kind, value, built_in):
+        known = ", ".join(map(repr, built_in))
+        raise ValueError(f"`{name}` must be one of {known}, or the dotted path of your own; you gave {value!r}.")
+
+
 @dataclass
 class ARPOConfig(GRPOConfig):
     r"""
@@ -78,7 +93,8 @@ class ARPOConfig(GRPOConfig):
             β, how much a change of entropy by one unit of `entropy_norm` changes that probability. `0.0` forks at
             random.
         branch_rule (`str`, *optional*, defaults to `"bernoulli"`):
-            `"bernoulli"` forks with probability clip(α + β·ΔH, 0, 1), `"threshold"` (Eq. 5) where α + β·ΔH > τ.
+            `"bernoulli"` forks with probability clip(α + β·ΔH, 0, 1), `"threshold"` (Eq. 5) where α + β·ΔH > τ; or the
+            dotted path of a fork rule of one's own.
         branch_threshold (`float`, *optional*, defaults to `0.5`):
             τ of the threshold rule.
         fork_order (`str`, *optional*, defaults to `"eager"`):
@@ -92,7 +108,10 @@ class ARPOConfig(GRPOConfig):
     Args:
         dialect (`str`, *optional*, defaults to `"native"`):
             How tool calls look: `"native"` (the chat template's own tool calling) or `"tagged"` (ARPO's `<search>`,
-            `<python>`, `<result>`, `<answer>` tags in running text).
+            `<python>`, `<result>`, `<answer>` tags in running text), or the dotted path of a dialect of one's own.
+        engine (`str`, *optional*):
+            What samples: `"vllm"` or `"transformers"`, or the dotted path of an engine of one's own. If `None`, as
+            `use_vllm` says.
         max_tool_calling_iterations (`int`, *optional*, defaults to `10`):
             How many turns with tool calls a row may have. A row that calls again ends there.
         max_tool_calls_per_turn (`int`, *optional*, defaults to `8`):
@@ -114,7 +133,7 @@ class ARPOConfig(GRPOConfig):
     Args:
         attribution (`str`, *optional*, defaults to `"soft"`):
             `"soft"`: every row's tokens get the row's advantage. `"hard"`: a token shared by d rows gets the mean of
-            their d advantages.
+            their d advantages. Or the dotted path of a credit rule of one's own.
         prefix_sharing (`str`, *optional*, defaults to `"auto"`):
             Whether the update computes tokens that rows of a micro-batch share only once: `"auto"` where that is
             exact, `"on"` (an error where it is not), `"off"`.
@@ -177,6 +196,10 @@ class ARPOConfig(GRPOConfig):
     dialect: str = field(
         default="native",
         metadata={"help": "'native' (the chat template's tool calling) or 'tagged' (ARPO's tags in running text)."},
+    )
+    engine: str | None = field(
+        default=None,
+        metadata={"help": "'vllm', 'transformers' or a dotted path. If `None`, as `use_vllm` says."},
     )
     max_tool_calling_iterations: int | None = field(
         default=10, metadata={"help": "How many turns with tool calls a row may have; at the next one it ends."}
@@ -248,10 +271,12 @@ class ARPOConfig(GRPOConfig):
 
     def _check_choices(self) -> None:
         _one_of("entropy_norm", self.entropy_norm, ENTROPY_NORMS)
-        _one_of("branch_rule", self.branch_rule, BRANCH_RULES)
+        _one_of_or_own("branch_rule", self.branch_rule, "fork rule", FORK_RULES)
         _one_of("fork_order", self.fork_order, FORK_ORDERS)
-        _one_of("dialect", self.dialect, DIALECTS)
-        _one_of("attribution", self.attribution, ATTRIBUTIONS)
+        _one_of_or_own("dialect", self.dialect, "dialect", DIALECTS)
+        _one_of_or_own("attribution", self.attribution, "credit rule", CREDIT_RULES)
+        if self.engine is not None:
+            _one_of_or_own("engine", self.engine, "engine", ENGINES)
         _one_of("prefix_sharing", self.prefix_sharing, PREFIX_SHARING)
 
     def _check_branching(self) -> None:
@@ -365,6 +390,9 @@ class AEPOConfig(ARPOConfig):
     Args:
         entropy_advantage_scale (`float`, *optional*, defaults to `0.2`):
             a in Â·(1 + a·z).
+        token_objective (`str`, *optional*):
+            What each token's loss is: `"ppo_clip"`, `"entropy_balanced"`, or the dotted path of one's own. If `None`,
+            as `entropy_balanced_clipping` says.
 
     > Variants from practice, in neither paper, off by default
 
@@ -420,6 +448,11 @@ class AEPOConfig(ARPOConfig):
     # Parameters of the update
     entropy_advantage_scale: float = field(default=0.2, metadata={"help": "a in Â·(1 + a·z)."})
 
+    token_objective: str | None = field(
+        default=None,
+        metadata={"help": "'ppo_clip', 'entropy_balanced' or a dotted path. If `None`, as the switch says."},
+    )
+
     # Variants from practice
     num_probes: int = field(default=1, metadata={"help": "Variant: how many first rows decide N."})
     stepped_branching: bool = field(
@@ -447,11 +480,16 @@ class AEPOConfig(ARPOConfig):
         _one_of("penalty_shape", self.penalty_shape, PENALTY_SHAPES)
         _one_of("entropy_advantage_form", self.entropy_advantage_form, ENTROPY_ADVANTAGES)
         _one_of("loss_type", self.loss_type, AEPO_LOSS_TYPES)
+        if self.token_objective is not None:
+            _one_of_or_own("token_objective", self.token_objective, "token objective", TOKEN_OBJECTIVES)
         self._check_budget()
         for name in ("budget_beta", "branch_gamma", "entropy_advantage_scale"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} ({value}) must be a finite number, at least 0.")
+        if self.token_objective is None:
+            self.token_objective = "entropy_balanced" if self.entropy_balanced_clipping else "ppo_clip"
+        self.entropy_balanced_clipping = self.token_objective == "entropy_balanced"
         if self.unclipped_entropy_threshold is not None and self.entropy_balanced_clipping:
             raise ValueError(
                 "unclipped_entropy_threshold replaces entropy_balanced_clipping; set entropy_balanced_clipping=False."

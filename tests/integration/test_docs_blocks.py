@@ -20,9 +20,10 @@ import yaml
 
 from arpo_trl.commands import cli
 from arpo_trl.commands.launch import parse_recipe
+from arpo_trl.extensions import load_object
 from arpo_trl.rewards import resolve_rewards
 from arpo_trl.tools.options import ToolOptions
-from arpo_trl.tools.registry import BUILT_IN, load_object
+from arpo_trl.tools.registry import BUILT_IN
 
 
 ROOT = Path(__file__).parents[2]

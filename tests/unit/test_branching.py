@@ -71,7 +71,7 @@ def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="penalty"):
         fork_rules.branch_penalty(1, "cubic", 0.05)
     with pytest.raises(ValueError, match="rule"):
-        fork_rules.forks(0.5, 0.5, BranchingOptions(rule="always"))
+        fork_rules.forks(fork_rules.ForkStep(0.5, 0.5), BranchingOptions(rule="always"))
 
 
 @patient
@@ -102,7 +102,7 @@ def probability(delta, options, consecutive=0):
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if fork_rules.forks(score, middle, options) else (low, middle)
+        low, high = (middle, high) if fork_rules.forks(fork_rules.ForkStep(score, middle), options) else (low, middle)
     return low
 
 
@@ -158,17 +158,21 @@ def test_stepped_base_probability(relative, expected):
 
 def test_bernoulli_rule():
     options = BranchingOptions()
-    assert fork_rules.forks(0.5, 0.499, options) and not fork_rules.forks(0.5, 0.5, options)
+    assert fork_rules.forks(fork_rules.ForkStep(0.5, 0.499), options) and not fork_rules.forks(
+        fork_rules.ForkStep(0.5, 0.5), options
+    )
     assert (
-        fork_rules.forks(1.0, 1 - 2**-53, options)
-        and not fork_rules.forks(0.0, 0.0, options)
-        and not fork_rules.forks(-0.3, 0.0, options)
+        fork_rules.forks(fork_rules.ForkStep(1.0, 1 - 2**-53), options)
+        and not fork_rules.forks(fork_rules.ForkStep(0.0, 0.0), options)
+        and not fork_rules.forks(fork_rules.ForkStep(-0.3, 0.0), options)
     )
 
 
 def test_threshold_rule_ignores_the_draw():
     options = BranchingOptions(rule="threshold")
-    assert fork_rules.forks(0.51, 0.99, options) and not fork_rules.forks(0.5, 0.0, options)
+    assert fork_rules.forks(fork_rules.ForkStep(0.51, 0.99), options) and not fork_rules.forks(
+        fork_rules.ForkStep(0.5, 0.0), options
+    )
 
 
 @patient
@@ -186,7 +190,13 @@ def test_bernoulli_frequency_is_the_released_rule():
     # The released code forks where u + beta * dH >= 0.5 with u uniform.
     options, delta, n = BranchingOptions(), 0.7, 4000
     uniforms = [draws.draw(1, "train", 0, row, (), 1) for row in range(n)]
-    ours = sum(fork_rules.forks(fork_rules.branch_score(delta, options), u, options) for u in uniforms) / n
+    ours = (
+        sum(
+            fork_rules.forks(fork_rules.ForkStep(fork_rules.branch_score(delta, options), u), options)
+            for u in uniforms
+        )
+        / n
+    )
     released = sum(u + 0.2 * delta >= 0.5 for u in uniforms) / n
     assert ours == pytest.approx(0.64, abs=0.03) and released == pytest.approx(0.64, abs=0.03)
 

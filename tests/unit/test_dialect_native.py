@@ -580,7 +580,7 @@ def test_templates_without_tools():
 
 
 def test_unknown_dialect():
-    with pytest.raises(ValueError, match="'native' or 'tagged'"):
+    with pytest.raises(ValueError, match="one of 'native', 'tagged', or the dotted path"):
         make_dialect("xml", qwen_tokenizer(), TOOLS)
 
 

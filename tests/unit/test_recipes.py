@@ -19,8 +19,9 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from arpo_trl.commands.doctor.read_recipe import algorithm_of
 from arpo_trl.commands.doctor.resources import batch_sizes, sizes_of
 from arpo_trl.commands.launch import Launch, current_launch, parse_recipe, read_launch
+from arpo_trl.extensions import load_object
 from arpo_trl.rewards.registry import resolve_rewards
-from arpo_trl.tools.registry import load_object, resolve_tools
+from arpo_trl.tools.registry import resolve_tools
 from arpo_trl.tools.search.local import Passage, build_index
 from arpo_trl.training.prefix_sharing.trainer import why_not_exact
 

@@ -97,10 +97,11 @@ def _check_rewards(recipe: Recipe) -> Iterator[Finding]:
 
 def _check_tools(recipe: Recipe) -> Iterator[Finding]:
     """A real call to each tool: the recipe's, else one with made-up arguments, which may fail without consequence."""
+    from ...extensions import load_object
     from ...rollout.environments import factory_tools
     from ...tools.calling import tool_name, tool_schema
     from ...tools.contract import ToolCall, ToolContext
-    from ...tools.registry import load_object, resolve_tools
+    from ...tools.registry import resolve_tools
     from ...tools.runner import ToolRunner
 
     tools = recipe.tools = resolve_tools(recipe.script_args.tools)
@@ -191,8 +192,12 @@ def _check_dialect(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _check_rollout(recipe: Recipe) -> Iterator[Finding]:
+    from ...rollout.dialects import DIALECTS
     from .trial import trial_rollout
 
+    if recipe.args.dialect not in DIALECTS:
+        yield Finding("rollout", "ok", f"not tried: the dialect {recipe.args.dialect} is your own")
+        return
     tree = trial_rollout(recipe.tokenizer, recipe.args.dialect, recipe.stop_token_ids)
     forks = sum(row.parent is not None for row in tree.trajectories)
     yield Finding(

@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+from ...extensions import resolve
 from .native import NativeDialect, can_call_tools
 from .plain import PlainDialect
 from .protocol import Dialect, ResultTooLong, Turn
@@ -12,6 +13,7 @@ from .tagged import TaggedDialect
 
 
 __all__ = [
+    "DIALECTS",
     "Dialect",
     "NativeDialect",
     "PlainDialect",
@@ -21,6 +23,36 @@ __all__ = [
     "can_call_tools",
     "make_dialect",
 ]
+
+
+def _native(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
+    tools: list[Callable],
+    chat_template: str | None,
+    chat_template_kwargs: dict[str, Any] | None,
+    stop_token_ids: list[int],
+) -> Dialect:
+    if not tools and not can_call_tools(processing_class):
+        return PlainDialect(tokenizer_of(processing_class), stop_token_ids)
+    return NativeDialect(processing_class, tools, chat_template, chat_template_kwargs, stop_token_ids)
+
+
+def _tagged(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
+    tools: list[Callable],
+    chat_template: str | None,
+    chat_template_kwargs: dict[str, Any] | None,
+    stop_token_ids: list[int],
+) -> Dialect:
+    return TaggedDialect(tokenizer_of(processing_class), tools, stop_token_ids)
+
+
+# Each is called with the arguments of `make_dialect`, in order.
+DIALECTS: dict[str, Callable[..., Dialect]] = {"native": _native, "tagged": _tagged}
+
+
+def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
+    return processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
 
 
 def make_dialect(
@@ -35,7 +67,8 @@ def make_dialect(
 
     Args:
         name (`str`):
-            `"native"`: the chat template's own tool calling; `"tagged"`: ARPO's tags.
+            `"native"`: the chat template's own tool calling; `"tagged"`: ARPO's tags; or the dotted path of a function
+            that is called with the arguments below and returns a [`Dialect`].
         processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`]):
             Tokenizer or processor of the model.
         tools (`Iterable[Callable]`):
@@ -50,13 +83,6 @@ def make_dialect(
     Raises:
         `ValueError`: for an unknown name, and for tools that the template or the dialect cannot offer.
     """
-    tools = list(tools)
-    tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
+    make = resolve("dialect", name, DIALECTS)
     stops = [stop_token_ids] if isinstance(stop_token_ids, int) else list(stop_token_ids or ())
-    if name == "tagged":
-        return TaggedDialect(tokenizer, tools, stops)
-    if name != "native":
-        raise ValueError(f"There is no dialect {name!r}: choose 'native' or 'tagged'.")
-    if not tools and not can_call_tools(processing_class):
-        return PlainDialect(tokenizer, stops)
-    return NativeDialect(processing_class, tools, chat_template, chat_template_kwargs, stops)
+    return make(processing_class, list(tools), chat_template, chat_template_kwargs, stops)
