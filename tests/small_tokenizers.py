@@ -111,3 +111,54 @@ def metaspace_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+# Each family of TRL's chat templates: what ends its turns, and what else are tokens of its own.
+STOPS = {
+    "gemma4": ["<eos>", "<turn|>", "<|tool_response>"],
+    "glm4moe": ["<|endoftext|>", "<|user|>", "<|observation|>"],
+    "gptoss": ["<|return|>", "<|call|>"],
+    "lfm2": ["<|im_end|>"],
+    "llama3": ["<|eot_id|>", "<|eom_id|>"],
+    "nemotron": ["<|im_end|>"],
+    "qwen": ["<|im_end|>", "<|endoftext|>"],
+}
+MARKS = {
+    "gemma4": [
+        "<|turn>",
+        "<|channel>",
+        "<channel|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        "<tool_response|>",
+        '<|"|>',
+        "<bos>",
+    ],
+    "glm4moe": ["[gMASK]", "<sop>", "<|system|>", "<|assistant|>"],
+    "gptoss": ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"],
+    "lfm2": ["<|startoftext|>", "<|im_start|>", "<|tool_call_start|>", "<|tool_call_end|>"],
+    "llama3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"],
+    "nemotron": ["<|im_start|>"],
+    "qwen": ["<|im_start|>"],
+}
+TEMPLATES = sorted(
+    path.stem
+    for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja")
+    if path.stem.startswith(tuple(STOPS))
+    and "training" not in path.stem
+    # cannot render tool calls
+    and path.stem not in ("lfm2", "llama3", "qwen2_5_vl")
+)
+
+
+def family_tokenizer(template: str):
+    """A tokenizer with the marks of the template's family, and the ids that end its turns."""
+    family = next(name for name in STOPS if template.startswith(name))
+    tokenizer = byte_level_tokenizer(
+        [*STOPS[family], *MARKS[family]],
+        ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"],
+        eos_token=STOPS[family][0],
+        bos_token=MARKS[family][0],
+        chat_template=chat_template(template),
+    )
+    return tokenizer, tokenizer.convert_tokens_to_ids(STOPS[family])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..rollout.tree import Trajectory
+from ..tools.text import valid_text
 
 
 def table_columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
@@ -20,10 +21,11 @@ def table_columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
 
 
 def conversation_text(messages: str | list[dict[str, Any]]) -> str:
-    """A conversation as text: tables have no type for messages whose tool calls differ in their arguments."""
+    """A conversation as text that every console takes: tables have no type for messages whose tool calls differ in
+    their arguments."""
     if isinstance(messages, str):
-        return messages
-    return "\n\n".join(_message_text(message) for message in messages)
+        return valid_text(messages)
+    return valid_text("\n\n".join(_message_text(message) for message in messages))
 
 
 def _message_text(message: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ def write_viewer(trees: Iterable[dict[str, Any]], path: str | Path, limit: int =
     page = files("arpo_trl.reporting").joinpath("tree_viewer.html").read_text(encoding="utf-8")
     # In a script element "</script>" and "<!--" would end or change it.
     data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
-    Path(path).write_text(page.replace(PLACEHOLDER, data), encoding="utf-8")
+    Path(path).write_text(page.replace(PLACEHOLDER, data), encoding="utf-8", errors="replace")
     return len(shown)
 
 

@@ -270,7 +270,7 @@ def _encoded(content: Any) -> Any:
         return content
     blocks = []
     for block in content:
-        if block["type"] == "image" and not isinstance(block.get("image"), str):
+        if block["type"] == "image":
             png = io.BytesIO()
             block["image"].save(png, format="PNG")
             block = {**block, "image": {"png": base64.b64encode(png.getvalue()).decode()}}

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import sys
 import time
 import typing
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from .contract import InfrastructureError, ToolCall, ToolContext, ToolError
+from .text import valid_text
 
 
 # HTTP answers that say "later", not "never".
@@ -305,14 +307,14 @@ def parse_retry_after(header: str | None) -> float:
 def to_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
     """Makes what a tool returned fit for the model: text, or TRL's content blocks with their texts capped.
 
-    `None` becomes empty text; other values become JSON where they can, else `str(value)`. Characters that UTF-8 cannot
-    carry (lone surrogates) are replaced.
+    `None` becomes empty text; other values become JSON where they can, else `str(value)`. All text is made valid, see
+    [`~arpo_trl.tools.text.valid_text`].
+
+    Raises:
+        Exception: Where `value` cannot be written as text, or an image in it cannot be read.
     """
     if _is_blocks(value):
-        return [
-            {**block, "text": shorten(_clean(block["text"]), limit)} if isinstance(block.get("text"), str) else block
-            for block in value
-        ]
+        return [_content_block(block, limit) for block in value]
     if value is None:
         text = ""
     elif isinstance(value, str):
@@ -324,19 +326,36 @@ def to_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
             text = json.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):
             text = str(value)
-    return shorten(_clean(text), limit)
-
-
-def _clean(text: str) -> str:
-    return str(text).encode("utf-8", "replace").decode("utf-8")
+    return shorten(valid_text(str(text)), limit)
 
 
 def _is_blocks(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(block, dict) and block.get("type") in ("text", "image") for block in value)
-    )
+    """Whether `value` is a list of TRL's content blocks. Records of an API may have a `type` and a `text`, too: what has
+    other fields beside is no block, unless there are images in the list, which only blocks have."""
+    if not isinstance(value, list) or not value:
+        return False
+    images = [
+        isinstance(block, dict) and block.get("type") == "image" and _is_image(block.get("image")) for block in value
+    ]
+    texts = [
+        isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
+        for block in value
+    ]
+    if not all(image or text for image, text in zip(images, texts, strict=True)):
+        return False
+    return any(images) or all(block.keys() == {"type", "text"} for block in value)
+
+
+def _is_image(value: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")  # without it there are none
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _content_block(block: dict[str, Any], limit: int) -> dict[str, Any]:
+    if block["type"] == "text":
+        return {**valid_text(block), "text": shorten(valid_text(block["text"]), limit)}
+    block["image"].load()  # a file that is read late fails here, as the tool's error
+    return valid_text(block)
 
 
 def shorten(text: str, limit: int) -> str:

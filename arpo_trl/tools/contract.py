@@ -11,6 +11,8 @@ as 429 or 503 count as broken too; any other exception is a tool error.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .text import valid_text
+
 
 class ToolError(Exception):
     """The call failed for a reason the model can do something about. Its text goes to the model."""
@@ -66,11 +68,18 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as the model wrote it. `arguments` is not validated; `error` says why it could not be read at all."""
+    """One call as the model wrote it. `arguments` is not validated; `error` says why it could not be read at all.
+
+    All text in it is made valid, see [`~arpo_trl.tools.text.valid_text`].
+    """
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+
+    def __post_init__(self):
+        for name in ("name", "arguments", "error"):
+            object.__setattr__(self, name, valid_text(getattr(self, name)))
 
 
 Failure = Literal["tool_error", "timeout", "infrastructure"]

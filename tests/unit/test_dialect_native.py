@@ -3,13 +3,18 @@
 import logging
 import types
 import unicodedata
-from pathlib import Path
 
 import pytest
-import trl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_tokenizers import byte_level_tokenizer, chat_template, llama_tokenizer, qwen_tokenizer
+from small_tokenizers import (
+    TEMPLATES,
+    byte_level_tokenizer,
+    chat_template,
+    family_tokenizer,
+    llama_tokenizer,
+    qwen_tokenizer,
+)
 from trl import GRPOTrainer
 
 from arpo_trl.rollout.dialects import NativeDialect, PlainDialect, ResultTooLong, make_dialect
@@ -37,57 +42,8 @@ def calculator(expression: str) -> str:
 TOOLS = [search, calculator]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
+
 # EOS of the model families whose templates TRL can use for tools, and what else ends their turns.
-STOPS = {
-    "gemma4": ["<eos>", "<turn|>", "<|tool_response>"],
-    "glm4moe": ["<|endoftext|>", "<|user|>", "<|observation|>"],
-    "gptoss": ["<|return|>", "<|call|>"],
-    "lfm2": ["<|im_end|>"],
-    "llama3": ["<|eot_id|>", "<|eom_id|>"],
-    "nemotron": ["<|im_end|>"],
-    "qwen": ["<|im_end|>", "<|endoftext|>"],
-}
-MARKS = {
-    "gemma4": [
-        "<|turn>",
-        "<|channel>",
-        "<channel|>",
-        "<|tool_call>",
-        "<tool_call|>",
-        "<tool_response|>",
-        '<|"|>',
-        "<bos>",
-    ],
-    "glm4moe": ["[gMASK]", "<sop>", "<|system|>", "<|assistant|>"],
-    "gptoss": ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"],
-    "lfm2": ["<|startoftext|>", "<|im_start|>", "<|tool_call_start|>", "<|tool_call_end|>"],
-    "llama3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"],
-    "nemotron": ["<|im_start|>"],
-    "qwen": ["<|im_start|>"],
-}
-TEMPLATES = sorted(
-    path.stem
-    for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja")
-    if path.stem.startswith(tuple(STOPS))
-    and "training" not in path.stem
-    # cannot render tool calls
-    and path.stem not in ("lfm2", "llama3", "qwen2_5_vl")
-)
-
-
-def family_tokenizer(template: str):
-    """A tokenizer with the marks of the template's family, and the ids that end its turns."""
-    family = next(name for name in STOPS if template.startswith(name))
-    tokenizer = byte_level_tokenizer(
-        [*STOPS[family], *MARKS[family]],
-        ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"],
-        eos_token=STOPS[family][0],
-        bos_token=MARKS[family][0],
-        chat_template=chat_template(template),
-    )
-    return tokenizer, tokenizer.convert_tokens_to_ids(STOPS[family])
-
-
 def call_message(*calls, **message):
     tool_calls = [{"type": "function", "function": {"name": name, "arguments": args}} for name, args in calls]
     return {"role": "assistant", "content": "", **message, "tool_calls": tool_calls}

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from arpo_trl.tools.calling import (
     bind_arguments,
@@ -161,7 +162,7 @@ def test_whatever_a_tool_returns_becomes_text(value, content):
 
 
 def test_content_blocks_stay_and_their_text_is_shortened():
-    image = object()
+    image = Image.new("RGB", (2, 2))
     blocks = to_content([{"type": "text", "text": "x" * 500}, {"type": "image", "image": image}], 100)
     assert len(blocks[0]["text"]) == 100
     assert blocks[1] == {"type": "image", "image": image}

@@ -1,8 +1,10 @@
 """The chat template's own tool calling, as TRL's `GRPOTrainer` does it."""
 
+import contextlib
 import copy
 import functools
 import inspect
+import json
 import logging
 import pickle
 import re
@@ -23,13 +25,16 @@ from trl.chat_template_utils import (
 
 from ...tools.calling import tool_name, tool_schema
 from ...tools.contract import ToolCall, ToolResult
+from ...tools.text import nesting, valid_text
 from .protocol import Turn
 from .rendering import ToolMessageRenderer
-from .text import Content, TextEncoder, clean, fit_results, text_of, texts_of, tool_messages, with_texts
+from .text import Content, TextEncoder, fit_results, text_of, texts_of, tool_messages, with_texts
 
 
 logger = logging.getLogger(__name__)
 
+# Whoever takes arguments further walks through them by recursion.
+MAX_NESTING = 64
 # What the parsers raise on malformed calls; deeply nested JSON ends in a RecursionError.
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError)
 
@@ -338,11 +343,15 @@ class NativeDialect:
 
     def _content(self, result: ToolResult) -> Content:
         if self._is_vlm and isinstance(result.content, list):
-            return [{**block, "text": clean(block["text"])} if "text" in block else block for block in result.content]
+            return valid_text(result.content)
         return text_of(result)
 
     def _encode_images(self, text: str, images: list[Any]) -> list[int]:
-        return self._processing_class(text=[text], images=images, add_special_tokens=False)["input_ids"][0]
+        try:
+            return self._processing_class(text=[text], images=images, add_special_tokens=False)["input_ids"][0]
+        except Exception as error:  # an image without height, say
+            sizes = ", ".join("{}x{}".format(*image.size) for image in images)
+            raise ValueError(f"The processor does not take images of {sizes} pixels: {error}") from error
 
 
 def _as_call(raw: Any, names: list[str]) -> tuple[ToolCall, dict[str, Any] | None]:
@@ -351,8 +360,13 @@ def _as_call(raw: Any, names: list[str]) -> tuple[ToolCall, dict[str, Any] | Non
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return _unreadable("", "it has no tool name"), None
     name, arguments = function["name"], function.get("arguments")
+    if isinstance(arguments, str):  # as OpenAI's API writes them
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments) if arguments.strip() else None
     if arguments is None:
         arguments = {}
+    if nesting(arguments, MAX_NESTING) > MAX_NESTING:
+        return _unreadable(name, f"its arguments are nested more than {MAX_NESTING} levels deep"), None
     if not isinstance(arguments, dict):
         return _unreadable(name, f"its arguments are a {type(arguments).__name__}, not an object"), None
     error = None if name in names else f"There is no tool '{name[:100]}'; the tools are: {', '.join(names) or 'none'}."

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...tools.contract import ToolCall, ToolResult
+from ...tools.text import valid_text
 
 
 class ResultTooLong(ValueError):
@@ -25,7 +26,8 @@ class ResultTooLong(ValueError):
 
 @dataclass(slots=True)
 class Turn:
-    """One sampled assistant turn, read.
+    """One sampled assistant turn, read. From here on all text of the model is valid, see
+    [`~arpo_trl.tools.text.valid_text`]; its token ids stay as they were sampled.
 
     Args:
         message (`dict`):
@@ -37,6 +39,9 @@ class Turn:
 
     message: dict[str, Any]
     calls: list[ToolCall] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.message = valid_text(self.message)
 
     @property
     def answered(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from ...tools.contract import ToolResult
+from ...tools.text import valid_text
 from .protocol import ResultTooLong
 
 
@@ -123,21 +124,16 @@ def _is_control(token: Any) -> bool:
     return len(token.content) > 1 and (token.special or re.fullmatch(r"[<\[].*[>\]]", token.content) is not None)
 
 
-def clean(text: str) -> str:
-    """Replaces what UTF-8 cannot carry (lone surrogates) with `?`: tokenizers refuse it."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def text_of(result: ToolResult) -> str:
     """The text of a result for a model that takes text only."""
     if not isinstance(result.content, list):
-        return clean(str(result.content))
+        return valid_text(str(result.content))
     if any(block.get("type") != "text" for block in result.content):
         raise ValueError(
             f"The tool '{result.name}' answered with an image, but here the model takes text only: let it return "
             "text, or train a vision-language model with its processor and the dialect 'native'."
         )
-    return clean("\n".join(block["text"] for block in result.content))
+    return valid_text("\n".join(block["text"] for block in result.content))
 
 
 def texts_of(contents: Sequence[Content]) -> list[str]:
