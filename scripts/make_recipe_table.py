@@ -15,7 +15,7 @@ from pathlib import Path
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from arpo_trl.commands.doctor.memory import GIB, MemoryEstimate, ModelShape, estimate, model_shape
+from arpo_trl.commands.doctor.memory import ASLEEP, GIB, MemoryEstimate, ModelShape, estimate, model_shape
 from arpo_trl.commands.doctor.resources import sizes_of
 from arpo_trl.commands.launch import Launch, parse_recipe, read_launch
 
@@ -139,8 +139,8 @@ def peaks(recipe: Recipe) -> tuple[float, float]:
         return 0.0, update
     _, cache = cached_rows(recipe)
     engine = memory.engine + cache
-    if recipe.args.use_vllm and not recipe.args.vllm_enable_sleep_mode:
-        update += engine
+    if recipe.args.use_vllm:
+        update += ASLEEP if recipe.args.vllm_enable_sleep_mode else engine
     return memory.weights + memory.optimizer + engine, update
 
 
@@ -252,7 +252,7 @@ def render_savings() -> str:
             "`vllm_enable_sleep_mode: true`",
             "vLLM during the update",
             recipe.args.vllm_gpu_memory_utilization * recipe.gpu.memory,
-            0.0,
+            ASLEEP,
         ),
     ]
     lines = [

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# vLLM sets the scales of quantized weights when it loads a checkpoint, not when weights are pushed.
+NOT_QUANTIZED_FOR_VLLM = "vLLM cannot be given the weights of a model that is trained in 4 or 8 bits"
+
 
 def is_adapter(model: str | Path, revision: str | None = None) -> bool:
     """Whether a folder, or a repository on the Hub, holds an adapter rather than a whole model."""
@@ -72,11 +75,8 @@ def check_quantization(model_args: ModelConfig, use_vllm: bool) -> None:
     option = "load_in_4bit" if model_args.load_in_4bit else "load_in_8bit"
     if not (model_args.use_peft or is_adapter(model_args.model_name_or_path, model_args.model_revision)):
         raise ValueError(f"{option} freezes the model, so that only an adapter can be trained: set use_peft: true.")
-    if model_args.load_in_8bit and use_vllm:
-        raise ValueError(
-            "vLLM cannot quantize to 8 bits while it loads: set load_in_4bit instead of load_in_8bit, or use_vllm: "
-            "false."
-        )
+    if use_vllm:
+        raise ValueError(f"{NOT_QUANTIZED_FOR_VLLM}: set use_vllm: false, or leave {option} out.")
     if not is_bitsandbytes_available():
         raise ImportError(f"{option} needs bitsandbytes: run `pip install bitsandbytes`.")
 

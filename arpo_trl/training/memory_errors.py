@@ -69,7 +69,7 @@ def ways_to_save(args: Any, model_args: Any) -> list[str]:
         ways.append("set optim: adamw_8bit")
     if not model_args.use_peft:
         ways.append("set use_peft: true or shard over more GPUs (recipes/accelerate_configs/fsdp2.yaml)")
-    elif not model_args.load_in_4bit:
+    elif not model_args.load_in_4bit and not use_vllm:
         ways.append("set load_in_4bit: true")
     longest = "max_completion_length" if hasattr(args, "max_completion_length") else "max_length"
     ways.append(f"lower {longest} ({getattr(args, longest)})")

@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 
 from ..rollout.engines.server_engine import ServerEngine, served_model_length, served_models
 from ..rollout.engines.vllm_engine import VLLMEngine, build_llm
-from .adapters import merged_parameters
+from .adapters import NOT_QUANTIZED_FOR_VLLM, merged_parameters
 
 
 @contextmanager
@@ -74,6 +74,8 @@ class ARPOVLLMGeneration(VLLMGeneration):
         super().__init__(*args, **kwargs)
 
     def _init_vllm(self) -> None:
+        if getattr(self.model, "is_loaded_in_4bit", False) or getattr(self.model, "is_loaded_in_8bit", False):
+            raise ValueError(f"{NOT_QUANTIZED_FOR_VLLM}: set use_vllm=False, or load it without quantization.")
         if self.mode != "colocate":
             super()._init_vllm()
             return
@@ -83,8 +85,6 @@ class ARPOVLLMGeneration(VLLMGeneration):
             raise ValueError(
                 f"`vllm_tensor_parallel_size` ({tp_size}) must divide the number of processes ({world_size})."
             )
-        if getattr(self.model, "is_loaded_in_8bit", False):
-            raise ValueError("vLLM cannot quantize to 8 bits while loading: train in 4 bits or without quantization.")
         if tp_size > 1:
             groups = [list(range(first, first + tp_size)) for first in range(0, world_size, tp_size)]
             self.tp_group, _ = torch.distributed.new_subgroups_by_enumeration(groups)
@@ -107,7 +107,6 @@ class ARPOVLLMGeneration(VLLMGeneration):
             "distributed_executor_backend": "external_launcher",
             # The ranks of a tensor parallel group must sample the same tokens.
             "seed": accelerator.process_index // tp_size,
-            "quantization": "bitsandbytes" if getattr(self.model, "is_loaded_in_4bit", False) else None,
             "trust_remote_code": self.trust_remote_code,
         }
         self.llm = build_llm(self.model.name_or_path, **{**options, **self.engine_kwargs})
@@ -204,8 +203,8 @@ class ARPOVLLMGeneration(VLLMGeneration):
         if current_platform.is_cpu():
             self._reload_weights_on_cpu(model_runner)
         else:
-            for name, param in self._iter_named_params():
-                model_runner.model.load_weights([(name, param)])
+            # One call for all: each goes through all modules. Values are copied as they are drawn.
+            model_runner.model.load_weights(self._iter_named_params())
         if not self.llm.reset_prefix_cache():
             raise RuntimeError(
                 "vLLM did not reset its prefix cache after a weight update: requests still hold blocks."

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -138,6 +139,36 @@ def test_each_fault_is_a_problem_that_says_what_to_do(fault, write, diagnose, mo
     problems = [finding for finding in findings if finding["status"] == "problem"]
     assert status == 1 and [finding["check"] for finding in problems] == [check], findings
     assert remedy in problems[0]["message"] and "\n" not in problems[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "message"),
+    [
+        ("13.0", r"built for CUDA 13.0, which needs a newer driver \(CUDA 13 needs 580 or newer\): see nvidia-smi"),
+        ("12.8", "built for CUDA 12.8, which needs a newer driver: see nvidia-smi"),
+        (None, "has no CUDA: make install LOCK=requirements-gpu.lock"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_is_a_problem(monkeypatch, cuda, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(installation.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    [finding] = installation.check_device()
+    assert finding.status == "problem" and re.search(message, finding.message)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    [finding] = installation.check_device()
+    assert finding.status == "ok"
+
+
+def test_a_gpu_without_a_compiler_is_a_warning(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="A GPU", total_memory=2**30)
+    )
+    assert [finding.status for finding in installation.check_device()] == ["ok", "warning"]
 
 
 def test_a_gpu_recipe_is_examined_all_the_same(write, diagnose):

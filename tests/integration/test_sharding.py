@@ -102,7 +102,7 @@ def test_the_cold_start_is_the_same_in_shards_and_goes_on_from_its_checkpoint(tm
         return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
 
     script, sharded = str(ROOT / "scripts/sft.py"), ROOT / "tests/sharded_script.py"
-    fsdp = {"fsdp": True, "fsdp_config": json.dumps(FSDP2["fsdp_config"])}
+    fsdp = {"fsdp": "full_shard", "fsdp_config": json.dumps(FSDP2["fsdp_config"])}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     one = arguments("one", per_device_train_batch_size=8)
     subprocess.run([sys.executable, script, *one], env=environment, check=True, capture_output=True)

@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -148,7 +151,7 @@ def v2_context(slots: list[int], lengths: list[int]) -> LogitsContext:
 @pytest.fixture
 def probe_v2():
     prompt_len = SimpleNamespace(np=np.zeros(8, dtype=np.int32))
-    probe = EntropyProbeV2(v2_config(), SimpleNamespace(prompt_len=prompt_len))
+    probe = EntropyProbeV2(v2_config(), SimpleNamespace(prompt_len=prompt_len, max_num_reqs=8))
     probe.prompt_len_np = prompt_len.np
     return probe
 
@@ -200,6 +203,76 @@ def test_v2_forgets_the_last_occupant_of_a_slot(probe_v2):
     probe_v2.apply(random_logits(1, 0), v2_context([0], [3]))
     with pytest.raises(KeyError):
         probe_v2.recorder.read("a", 0, 1)
+
+
+class Copies(TorchFunctionMode):
+    """What is copied to another device, and how; `torch.tensor` does it in a way that waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.copied = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        assert function is not torch.tensor and function is not torch.as_tensor
+        if function is torch.Tensor.pin_memory:
+            return args[0].view_as(args[0])  # pinned; there is no accelerator here
+        if function is torch.Tensor.to and isinstance(args[1], torch.device):
+            self.copied.append((args[0].numel(), kwargs.get("non_blocking", False), args[0]._base is not None))
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("temperature", "copies"), [(1.0, 1), (0.7, 2)])
+def test_v2_never_waits_for_the_device(probe_v2, monkeypatch, temperature, copies):
+    """Rows, and temperatures where one is not 1, in one copy each, from pinned memory, of the watched rows only."""
+    written = []
+    monkeypatch.setattr(probe_v2.recorder, "write", lambda keys, entropies: written.append((keys, entropies)))
+    for slot in range(8):
+        probe_v2.add_request(slot, params(f"r{slot}", 3 if slot % 2 else 0, temperature))
+    logits, context = torch.empty(8, VOCAB, device="meta"), v2_context(list(range(8)), [1] * 8)
+    with Copies() as seen:
+        assert probe_v2.apply(logits, context) is logits
+    assert seen.copied == [(4, True, True)] * copies
+    [(keys, entropies)] = written
+    assert keys == [(f"r{slot}", 1) for slot in (1, 3, 5, 7)] and entropies.shape == (4,)
+
+
+def test_v1_never_waits_for_the_device(probe, monkeypatch):
+    monkeypatch.setattr(probe.recorder, "write", lambda keys, entropies: None)
+    probe.update_state(BatchUpdate(2, [], [(row, params(str(row), 5), [1], []) for row in range(2)], []))
+    logits = torch.empty(2, VOCAB, device="meta")
+    with Copies() as seen:
+        probe.apply(logits)
+    assert seen.copied == [(2, True, True)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_v2_reads_the_rows_that_a_loop_would(data):
+    """Slots in any order, recycled, at any position, unwatched ones between them."""
+    num_slots = data.draw(st.integers(1, 12))
+    prompt_len = SimpleNamespace(np=np.array(data.draw(st.lists(st.integers(1, 9), min_size=12, max_size=12))))
+    probe = EntropyProbeV2(v2_config(), SimpleNamespace(prompt_len=prompt_len, max_num_reqs=12))
+    requests = {}
+    for slot in data.draw(st.lists(st.integers(0, num_slots - 1), min_size=1, max_size=20)):
+        key = f"r{len(requests)}-{slot}"
+        requests[slot] = key, data.draw(st.integers(0, 4)), data.draw(st.sampled_from([0.5, 1.0, 2.0]))
+        assert probe.add_request(slot, params(*requests[slot])) is (requests[slot][1] > 0)
+    slots = data.draw(st.permutations(sorted(requests)))
+    lengths = [data.draw(st.integers(1, 15)) for _ in slots]
+    logits = random_logits(len(slots), seed=len(slots))
+    for key, _, _ in requests.values():
+        probe.recorder.open(key)
+    probe.apply(logits, v2_context(slots, lengths))
+    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+        key, watch, temperature = requests[slot]
+        position = length - int(prompt_len.np[slot])
+        if 0 <= position < watch:
+            [entropy] = probe.recorder.read(key, position, position + 1)
+            assert entropy == entropy_from_logits(logits[row][None] / temperature).item()
+        else:
+            with pytest.raises(KeyError):
+                probe.recorder.read(key, position, position + 1)
 
 
 def test_v2_refuses_what_it_cannot_map():

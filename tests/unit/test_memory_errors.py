@@ -49,6 +49,10 @@ def test_what_a_recipe_does_already_is_not_advised():
     ways = " ".join(ways_to_save(args, ModelConfig(use_peft=True, load_in_4bit=True)))
     for option in ("gradient_checkpointing: true", "sleep", "optim", "use_peft", "load_in_4bit"):
         assert option not in ways
+    # vLLM cannot be given quantized weights.
+    assert "load_in_4bit" not in " ".join(ways_to_save(args, ModelConfig(use_peft=True)))
+    args.use_vllm = False
+    assert "set load_in_4bit: true" in ways_to_save(args, ModelConfig(use_peft=True))
     args.per_device_train_batch_size = 1
     assert ways_to_save(args, ModelConfig(use_peft=True, load_in_4bit=True)) == ["lower max_completion_length (512)"]
 

@@ -1,5 +1,8 @@
 """Prefix sharing agrees with TRL's own computation, and knows where it would not."""
 
+import re
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfi
 from trl import GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict
 
+from arpo_trl.training.prefix_sharing import attention
 from arpo_trl.training.prefix_sharing.attention import BlockSparseAttention, SegmentedAttention, is_ancestor
 from arpo_trl.training.prefix_sharing.packing import build_pack, split_rows
 from arpo_trl.training.prefix_sharing.trainer import shuffle_groups, why_not_exact
@@ -128,6 +132,62 @@ def test_both_attentions_follow_the_same_rule(merge_tokens):
     expected = flex_attention(query, key, value, block_mask=block_mask).transpose(1, 2)
     actual = segmented(torch.nn.Identity(), query, key, value, scaling=None)
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_block_sparse_attention_computes_in_the_type_of_the_values():
+    """Under autocast queries and keys come out of rotary embeddings in float32."""
+    query, key, value = torch.randn(3, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
+    value = value.bfloat16()
+    attend, layer = BlockSparseAttention(np.full(9, 9), torch.device("cpu")), torch.nn.Identity()
+    output = attend(layer, query, key, value, scaling=None)
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, attend(layer, query.bfloat16(), key.bfloat16(), value, scaling=None))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kibibytes", "options"),
+    [
+        ("RTX 3090", 99, {"fwd_num_stages": 2}),
+        ("RTX 4090", 99, {"fwd_num_stages": 2}),
+        ("A100", 163, None),
+        ("H100", 227, None),
+    ],
+)
+def test_kernels_fit_the_shared_memory_of_the_gpu(monkeypatch, gpu, kibibytes, options):
+    properties = SimpleNamespace(name=gpu, shared_memory_per_block_optin=kibibytes * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert attention.kernel_options(torch.device("cuda")) == options
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        (None, None),
+        ("compilation", "torch.compile is switched off"),
+        ("triton", "Triton is not installed"),
+        ("compiler", "no C compiler .gcc or clang."),
+        ("CC", "no C compiler .my-cc."),
+    ],
+)
+def test_large_packs_on_a_gpu_use_flex_attention_where_it_is_compiled(monkeypatch, missing, reason):
+    monkeypatch.setattr(attention, "has_triton", lambda: missing != "triton")
+    monkeypatch.setattr(attention.shutil, "which", lambda name: None if missing in ("compiler", "CC") else name)
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    if missing == "CC":
+        monkeypatch.setenv("CC", "my-cc")
+    made, warned = [], []
+    for name in ("BlockSparseAttention", "SegmentedAttention"):
+        monkeypatch.setattr(attention, name, lambda *args, name=name: made.append(name))
+    monkeypatch.setattr(attention.logger, "warning_once", warned.append)
+    with torch._dynamo.config.patch(disable=missing == "compilation"):
+        for size in (attention.FLEX_MIN_TOKENS, attention.FLEX_MIN_TOKENS - 1):
+            attention.prefix_tree_attention(np.full(size, size), torch.device("cuda"))
+    assert made == ["SegmentedAttention" if missing else "BlockSparseAttention", "SegmentedAttention"]
+    assert len(warned) == (missing is not None)
+    if missing:
+        assert re.search(reason, warned[0])
 
 
 def test_a_model_that_drops_the_pack_fails():

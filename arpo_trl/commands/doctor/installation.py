@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shutil
 from collections.abc import Iterator
 
 from packaging.requirements import Requirement
@@ -55,13 +56,27 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_device() -> Iterator[Finding]:
+    """GPUs and what stands in their way, or the CPU."""
     import torch
 
     if torch.cuda.is_available():
+        from ...training.prefix_sharing.attention import why_not_compiled
+
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
             bf16 = "" if torch.cuda.is_bf16_supported() else ", no bf16: set bf16: false and fp16: true"
             yield Finding("device", "ok", f"{device.name}, {device.total_memory / 2**30:.0f} GiB{bf16}")
+        if (reason := why_not_compiled()) is not None:
+            yield Finding("device", "warning", f"{reason}: FlexAttention is not used and the update takes longer.")
+        return
+    # Hidden on purpose where the variable is set.
+    if shutil.which("nvidia-smi") and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        if torch.version.cuda is None:
+            needed = "has no CUDA: make install LOCK=requirements-gpu.lock"
+        else:
+            driver = " (CUDA 13 needs 580 or newer)" if torch.version.cuda.startswith("13.") else ""
+            needed = f"is built for CUDA {torch.version.cuda}, which needs a newer driver{driver}: see nvidia-smi"
+        yield Finding("device", "problem", f"The GPU is not seen. torch {torch.__version__} {needed}.")
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     yield Finding(

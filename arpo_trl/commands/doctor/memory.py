@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GIB = 2**30
+# What vLLM keeps while it sleeps: CUDA graphs, workspaces, NCCL's buffers.
+ASLEEP = 2.0
 # A weight in NF4, with the float32 scale of its block of 64.
 NF4_BYTES = 0.5 + 4 / 64
 # TRL's fused LM head scores tiles of so many tokens and tokens of the vocabulary.
@@ -125,9 +127,7 @@ def estimate(
     if launch.sharding in ("fsdp", "zero3"):
         gathered = (shape.embeddings + 2 * (shape.parameters - shape.embeddings) / shape.num_layers) * compute
     if shares_gpu_with_vllm(args):
-        linear = NF4_BYTES if model_args.load_in_4bit else compute
-        engine = (shape.parameters - shape.embeddings) * linear + shape.embeddings * compute
-        engine /= args.vllm_tensor_parallel_size
+        engine = shape.parameters * compute / args.vllm_tensor_parallel_size
     parts = (weights, gradients, optimizer, gathered, activations, lm_head, engine)
     return MemoryEstimate(*(part / GIB for part in parts))
 

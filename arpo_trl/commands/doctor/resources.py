@@ -144,7 +144,7 @@ def memory_findings(config: Any, args: Any, model_args: Any, row_tokens: int, la
     """As [`check_memory`], from what [`estimate`] takes."""
     import torch
 
-    from .memory import GIB, estimate, model_shape, shares_gpu_with_vllm
+    from .memory import ASLEEP, GIB, estimate, model_shape, shares_gpu_with_vllm
 
     shape = model_shape(config)
     needed = estimate(shape, args, model_args, row_tokens, launch)
@@ -164,7 +164,7 @@ def memory_findings(config: Any, args: Any, model_args: Any, row_tokens: int, la
             f"vLLM gets {engine:.1f} GiB of the GPU and its weights take {needed.engine:.1f}: raise "
             "vllm_gpu_memory_utilization or vllm_tensor_parallel_size.",
         )
-    left = there if use_vllm and args.vllm_enable_sleep_mode else there - engine
+    left = there - (ASLEEP if use_vllm and args.vllm_enable_sleep_mode else engine)
     update = needed.total - needed.engine
     if update > left:
         yield Finding(

@@ -7,6 +7,7 @@ vocabulary, and compute only the rows of watched requests that are still inside 
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, process_dict_updates
@@ -76,7 +77,7 @@ class EntropyProbe(LogitsProcessorV1):
                 rows.append(row)
                 keys.append((key, len(output_ids)))
         if rows:
-            index = torch.tensor(rows, device=logits.device)
+            index = _on_device(np.array(rows), logits.device)
             self.recorder.write(keys, entropy_from_logits(logits[index]))
         return logits
 
@@ -102,38 +103,42 @@ class EntropyProbeV2(LogitsProcessorV2):
             raise ValueError("Exact entropies need `enable_batch_sharded_sampling=False`.")
         self.recorder = EntropyRecorder()
         self._prompt_len = req_states.prompt_len
-        # Request slot -> key, window, temperature.
-        self._slots: dict[int, tuple[str, int, float]] = {}
+        # By request slot.
+        self._keys = [""] * req_states.max_num_reqs
+        self._watch = np.zeros(req_states.max_num_reqs, dtype=np.int64)
+        self._temperature = np.ones(req_states.max_num_reqs, dtype=np.float32)
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         _validate(sampling_params)
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        self._slots.pop(req_idx, None)
         watched = _watched(sampling_params)
-        if watched is not None:
-            self._slots[req_idx] = (*watched, sampling_params.temperature)
+        self._keys[req_idx], self._watch[req_idx] = watched or ("", 0)
+        self._temperature[req_idx] = sampling_params.temperature
         # vLLM skips `apply` for a batch in which no request asks for processing.
         return watched is not None
 
     def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
-        rows, keys, temperatures = [], [], []
-        for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
-            if slot not in self._slots:
-                continue
-            key, watch, temperature = self._slots[slot]
-            # Tokens that the sampled one follows, less the prompt; negative while the prompt is prefilled in chunks.
-            position = int(ctx.seq_lens_upper_bound_np[row]) - int(self._prompt_len.np[slot])
-            if 0 <= position < watch:
-                rows.append(row)
-                keys.append((key, position))
-                temperatures.append(temperature)
-        if rows:
-            index = torch.tensor(rows, device=logits.device)
-            scale = torch.tensor(temperatures, device=logits.device, dtype=torch.float32)
-            self.recorder.write(keys, entropy_from_logits(logits[index].float() / scale[:, None]))
+        slots = ctx.idx_mapping_np
+        # Tokens that the sampled one follows, less the prompt; negative while the prompt is prefilled in chunks.
+        positions = ctx.seq_lens_upper_bound_np[: len(slots)] - self._prompt_len.np[slots]
+        rows = np.flatnonzero((positions >= 0) & (positions < self._watch[slots]))
+        if len(rows):
+            slots, positions = slots[rows], positions[rows]
+            read = logits[_on_device(rows, logits.device)].float()
+            temperatures = self._temperature[slots]
+            if (temperatures != 1).any():
+                read = read / _on_device(temperatures, logits.device)[:, None]
+            keys = [(self._keys[slot], position) for slot, position in zip(slots.tolist(), positions.tolist())]
+            self.recorder.write(keys, entropy_from_logits(read))
         return logits
+
+
+def _on_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copies without waiting for what the device computes: from pageable memory it would."""
+    host = torch.from_numpy(values)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def find_recorder(llm: "LLM") -> EntropyRecorder:

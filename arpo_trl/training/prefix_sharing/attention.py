@@ -1,15 +1,21 @@
 """Attention over a pack: every node attends to its ancestors and to itself."""
 
+import os
+import shutil
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from accelerate.logging import get_logger
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._triton import has_triton
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+
+logger = get_logger(__name__)
 
 # Neighbouring segments are attended in one call while they have at most this many tokens: more spares calls, less
 # spares products that the mask throws away.
@@ -17,6 +23,8 @@ MERGE_TOKENS_CPU = 64
 MERGE_TOKENS_ACCELERATOR = 2048
 # On CUDA, packs from this size on use FlexAttention, which skips the empty blocks of the mask.
 FLEX_MIN_TOKENS = 2048
+# Bytes of shared memory that torch's choice of kernels takes for granted.
+AMPLE_SHARED_MEMORY = 160 * 1024
 
 
 def is_ancestor(query: torch.Tensor, key: torch.Tensor, subtree_end: torch.Tensor) -> torch.Tensor:
@@ -114,6 +122,7 @@ class BlockSparseAttention:
         def mask_mod(batch, head, query, key):
             return is_ancestor(query, key, ends)
 
+        self.kernel_options = kernel_options(device) if device.type == "cuda" else None
         # Compiled, it does not hold the mask of all pairs of nodes in memory
         self.block_mask = create_block_mask(
             mask_mod, None, None, len(ends), len(ends), device=device, _compile=device.type == "cuda"
@@ -122,12 +131,46 @@ class BlockSparseAttention:
     def __call__(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:
-        return flex_attention_forward(module, query, key, value, self.block_mask, scaling=scaling)[0]
+        # Under autocast, rotary embeddings leave queries and keys in float32: FlexAttention wants one type.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        return flex_attention_forward(
+            module, query, key, value, self.block_mask, scaling=scaling, kernel_options=self.kernel_options
+        )[0]
+
+
+def kernel_options(device: torch.device) -> dict[str, int] | None:
+    """
+    Options with which FlexAttention's kernels fit a GPU of little shared memory, such as the RTX 4090.
+
+    Torch takes the forward kernel of an A100, which has 163 KiB a block, for compute capability 8.6 and 8.9, too, which
+    have 99: at a head size of 128 its three stages do not fit (pytorch/pytorch#133254).
+
+    Args:
+        device (`torch.device`):
+            A CUDA device.
+    """
+    shared_memory = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return {"fwd_num_stages": 2} if shared_memory < AMPLE_SHARED_MEMORY else None
+
+
+def why_not_compiled() -> str | None:
+    """
+    Why torch cannot compile FlexAttention here, `None` if it can. Uncompiled, it holds the scores of all pairs of nodes.
+    """
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        return "torch.compile is switched off (TORCH_COMPILE_DISABLE)"
+    if not has_triton():
+        return "Triton is not installed or does not know this GPU"
+    compiler = os.environ.get("CC") or "gcc or clang"
+    if not any(shutil.which(name) for name in compiler.split(" or ")):
+        return f"Triton finds no C compiler ({compiler})"
+    return None
 
 
 def prefix_tree_attention(subtree_end: np.ndarray, device: torch.device) -> SegmentedAttention | BlockSparseAttention:
     """
-    Attention for a pack: FlexAttention for a large one on CUDA, `scaled_dot_product_attention` otherwise.
+    Attention for a pack: FlexAttention for a large one on CUDA, where it can be compiled, and
+    `scaled_dot_product_attention` otherwise.
 
     Args:
         subtree_end (`np.ndarray` of shape `(S,)`):
@@ -140,7 +183,10 @@ def prefix_tree_attention(subtree_end: np.ndarray, device: torch.device) -> Segm
         `query`, `key` and `value` of shape `(1, heads, S, head_dim)`, that returns `(1, S, heads, head_dim)`.
     """
     if device.type == "cuda" and len(subtree_end) >= FLEX_MIN_TOKENS:
-        return BlockSparseAttention(subtree_end, device)
+        reason = why_not_compiled()
+        if reason is None:
+            return BlockSparseAttention(subtree_end, device)
+        logger.warning_once(f"Large packs do without FlexAttention, which makes the update slower: {reason}.")
     return SegmentedAttention(
         subtree_end, device, MERGE_TOKENS_CPU if device.type == "cpu" else MERGE_TOKENS_ACCELERATOR
     )
