@@ -129,6 +129,8 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
             engine_kwargs = {"max_num_batched_tokens": args.vllm_max_num_batched_tokens}
             if args.vllm_max_num_seqs is not None:
                 engine_kwargs["max_num_seqs"] = args.vllm_max_num_seqs
+            if args.cast_lm_head_to_fp32:
+                engine_kwargs["hf_overrides"] = {"head_dtype": "float32"}
             replaced = replaced_vllm_generation(
                 enforce_eager=args.vllm_enforce_eager, block_size=args.vllm_block_size, engine_kwargs=engine_kwargs
             )
@@ -342,6 +344,10 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
             trees = iter(run([Prompt(ids, row, shared, *rest) for part in brought for ids, row, *rest in part]))
             return [[next(trees) for _ in part] for part in brought]
 
+        if self.accelerator.device.type == "cuda":
+            # All ranks meet in `run`. vLLM's collectives must not meet those of the update that are still under way on
+            # another stream (huggingface/trl#3671).
+            torch.cuda.synchronize()
         mine = [(group.ids, group.row, group.images, group.question) for group in groups]
         return self._tensor_parallel.run(mine, sample_all)
 

@@ -22,6 +22,10 @@ COMPARE_EVERY = 64
 """Engine steps between two comparisons."""
 
 
+# What the leader says before each step: most steps have nothing more to say than one of these bytes.
+STEP, COMMANDS, LAST = range(3)
+
+
 class RanksDiverged(RuntimeError):
     """The engines of a tensor parallel group no longer do the same."""
 
@@ -34,6 +38,7 @@ class _Mirror:
         self.diverged = False
         self._hash = hashlib.blake2b(digest_size=8)
         self._steps = 0
+        self._word = torch.zeros(1, dtype=torch.uint8)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -101,7 +106,8 @@ class LeadingEngine(_Mirror):
     def poll(self) -> list[Event]:
         if not (self._commands or self.engine.has_work()):
             return []
-        self._tell(last=False)
+        self._tell_commands()
+        self._tell(STEP)
         return self._step()
 
     def end(self) -> None:
@@ -114,13 +120,19 @@ class LeadingEngine(_Mirror):
         """Lets the followers go, once a rollout, after a last comparison; those that found a difference have gone."""
         if self.open and not self.diverged:
             self.open = False
-            self._tell(last=True)
+            self._tell_commands()
+            self._tell(LAST)
             self._compare()
         self.open = False
 
-    def _tell(self, last: bool) -> None:
-        dist.broadcast_object_list([(self._commands, last)], group_src=0, group=self.group)
-        self._commands = []
+    def _tell(self, word: int) -> None:
+        dist.broadcast(self._word.fill_(word), group_src=0, group=self.group)
+
+    def _tell_commands(self) -> None:
+        if self._commands:
+            self._tell(COMMANDS)
+            dist.broadcast_object_list([self._commands], group_src=0, group=self.group)
+            self._commands = []
 
 
 class Follower(_Mirror):
@@ -129,19 +141,21 @@ class Follower(_Mirror):
     def run(self) -> None:
         self.engine.begin()
         try:
-            last = False
-            while not last:
-                commands, last = self._told()
-                for command in commands:
-                    self._apply(command)
-                if not last:
+            while (word := self._told()) != LAST:
+                if word == STEP:
                     self._step()
+                else:
+                    for command in self._told_commands():
+                        self._apply(command)
             self._compare()
         finally:
             self.engine.end()
 
-    def _told(self) -> tuple[list[tuple[str, Any]], bool]:
-        """What the leader did, and whether that was the last of this rollout."""
+    def _told(self) -> int:
+        dist.broadcast(self._word, group_src=0, group=self.group)
+        return self._word.item()
+
+    def _told_commands(self) -> list[tuple[str, Any]]:
         received: list[Any] = [None]
         dist.broadcast_object_list(received, group_src=0, group=self.group)
         return received[0]

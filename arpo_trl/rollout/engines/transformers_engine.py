@@ -320,9 +320,7 @@ class TransformersEngine:
         if self.temperature == 0:
             tokens = logprobs.argmax(dim=-1)
         else:
-            probs = logprobs.exp()
-            draws = [torch.multinomial(p, 1, generator=row.generator) for p, row in zip(probs, cohort.rows)]
-            tokens = torch.cat(draws)
+            tokens = self._draw(logprobs.exp(), cohort.rows)
         chosen = logprobs.gather(1, tokens[:, None]).squeeze(1).tolist()
         cohort.ids = torch.cat([cohort.ids, tokens[:, None]], dim=1)
         cohort.mask = F.pad(cohort.mask, (0, 1), value=1)
@@ -342,6 +340,12 @@ class TransformersEngine:
                 self._live_ids.remove(row.request.id)
             events.append(event)
         return events
+
+    def _draw(self, probs: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
+        """A token for each row. On a GPU, where every call waits, rows without a seed of their own share one."""
+        if probs.device.type != "cpu" and all(row.generator is self.generator for row in rows):
+            return torch.multinomial(probs, 1, generator=self.generator).squeeze(1)
+        return torch.cat([torch.multinomial(p, 1, generator=row.generator) for p, row in zip(probs, rows)])
 
     def _entropies(self, cohort: _Cohort, logits: torch.Tensor) -> dict[int, list[float]]:
         """Entropies of the rows inside their window, by row."""
