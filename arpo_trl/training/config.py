@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import GRPOConfig
 
 from ..algorithms.clipping import TOKEN_OBJECTIVES
@@ -21,6 +23,16 @@ PREFIX_SHARING = ("auto", "on", "off")
 PROBES = ("trajectory", "first_tool")
 PENALTY_SHAPES = ("linear", "quadratic")
 ENTROPY_ADVANTAGES = ("linear", "sigmoid")
+# What TRL's own options take, which it checks when it needs them: after a model was loaded and a rollout made.
+TRL_CHOICES = {
+    "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+    "scale_rewards": ("group", "batch", "none"),
+    "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "vllm_importance_sampling_mode": ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate"),
+    "vllm_mode": ("colocate", "server"),
+    "vllm_model_impl": ("vllm", "transformers", "auto"),
+}
 AEPO_LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 # What the sampler sets for every request by itself.
@@ -39,7 +51,7 @@ def check_group_sizes(per_device_train_batch_size: int, steps_per_generation: in
     local = per_device_train_batch_size * steps_per_generation
     if local % num_generations == 0:
         return
-    divisors = [d for d in range(2, local + 1) if local % d == 0]
+    divisors = [d for d in range(2, min(local, 4096) + 1) if local % d == 0]
     step = num_generations // math.gcd(num_generations, per_device_train_batch_size)
     steps = math.ceil(steps_per_generation / step) * step
     raise ValueError(
@@ -260,6 +272,7 @@ class ARPOConfig(GRPOConfig):
     vllm_max_num_batched_tokens: int = field(default=4096, metadata={"help": "Most tokens in one engine step."})
 
     def __post_init__(self):
+        self._check_first()
         if self.generation_batch_size is None:
             # Before TRL's own check of the global batch, whose message names no values that would do.
             steps = self.steps_per_generation or self.gradient_accumulation_steps
@@ -269,7 +282,32 @@ class ARPOConfig(GRPOConfig):
         self._check_branching()
         self._check_rollout()
 
+    def _check_first(self) -> None:
+        """What the dataclasses above this one stumble over, and what they let pass though nothing can be sampled."""
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value is not None and (allowed := option.metadata.get("choices")):
+                _one_of(option.name, value, tuple(allowed))
+        for name in ("num_generations", "max_completion_length", "per_device_train_batch_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} ({value}) must be an integer, at least 1.")
+        for name in ("steps_per_generation", "gradient_accumulation_steps"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} ({value}) must be an integer, at least 1.")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"temperature ({self.temperature}) must be above 0: rows that are all the same, as greedy ones are, "
+                "teach nothing, and log-probabilities are taken at that temperature."
+            )
+
     def _check_choices(self) -> None:
+        for name, allowed in TRL_CHOICES.items():
+            _one_of(name, getattr(self, name), allowed)
+        _one_of("cache_implementation", self.cache_implementation, (None, *ALL_CACHE_IMPLEMENTATIONS))
+        for integration in self.report_to:
+            _one_of("report_to", integration, ("all", "none", *INTEGRATION_TO_CALLBACK))
         _one_of("entropy_norm", self.entropy_norm, ENTROPY_NORMS)
         _one_of_or_own("branch_rule", self.branch_rule, "fork rule", FORK_RULES)
         _one_of("fork_order", self.fork_order, FORK_ORDERS)
@@ -296,11 +334,6 @@ class ARPOConfig(GRPOConfig):
                 raise ValueError(f"{name} ({getattr(self, name)}) must be a finite number.")
         if not 0 <= self.branch_alpha <= 1:
             raise ValueError(f"branch_alpha ({self.branch_alpha}) is a probability and must lie between 0 and 1.")
-        if self.branching and self.temperature <= 0:
-            raise ValueError(
-                f"temperature ({self.temperature}) must be above 0 with branching=True: greedy rows have no entropy to "
-                "branch on. Set a temperature, or branching=False."
-            )
         if self.attribution == "hard" and not self.branching:
             raise ValueError("attribution='hard' needs the forks of branching=True. Set attribution='soft'.")
 
