@@ -7,100 +7,24 @@ for the batch. Who forks and when missing rows start afresh is [`Group`]'s busin
 import dataclasses
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from ..algorithms.draws import request_seed
 from ..algorithms.fork_rules import BranchingOptions
-from ..tools.calling import can_be_made
-from ..tools.contract import ToolCall, ToolContext, ToolResult
+from ..tools.contract import ToolResult
 from ..tools.runner import ToolRunner
-from .dialects import Dialect, ResultTooLong, Turn
+from .active import Active, Prompt
+from .dialects import Dialect, ResultTooLong
 from .engines.protocol import Engine, Event, Request
-from .environments import Environments
 from .group import Group
 from .interrupts import deferred_interrupts
+from .limits import Limits
 from .tree import RolloutTree, Trajectory
 
 
+__all__ = ["Limits", "Prompt", "Sampler"]
+
 logger = logging.getLogger(__name__)
-
-# A result leaves this many tokens, or a quarter of what is left if that is less, for the model to go on.
-ANSWER_RESERVE = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one trajectory may use up.
-
-    Args:
-        completion_tokens (`int`):
-            Sampled and tool tokens of a row together.
-        tool_turns (`int`):
-            Turns with tool calls.
-        calls_per_turn (`int`):
-            Calls of one turn that are run.
-        calls_per_tool (`Mapping[str, int]`):
-            Calls of a tool, by name, that a row may make; without an entry any number.
-        result_tokens (`int`):
-            Tokens of the results of one tool turn.
-        seconds (`float`):
-            Wall time of one rollout.
-    """
-
-    completion_tokens: int
-    tool_turns: int = 10
-    calls_per_turn: int = 8
-    calls_per_tool: Mapping[str, int] = field(default_factory=dict)
-    result_tokens: int = 1024
-    seconds: float = float("inf")
-
-
-@dataclass(slots=True)
-class Prompt:
-    """A prompt and how many rows it gets.
-
-    Args:
-        ids (`list[list[int]]`):
-            For each of its M rows the token ids it would start with, generation prompt included.
-        row (`int`):
-            Index of its first row in the generation batch over all processes: what its random draws depend on.
-        environments ([`Environments`]):
-            The tools that each row may call, and how their state is forked.
-        images (`list[list]`, *optional*):
-            For each of its M rows the images of its prompt.
-        question (`str`, *optional*, defaults to `""`):
-            Its last user message, for tools that ask for a context.
-    """
-
-    ids: list[list[int]]
-    row: int
-    environments: Environments
-    images: list[list[Any] | None] | None = None
-    question: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class _Active:
-    """A trajectory whose turn is being sampled or whose tools are running.
-
-    `chain_s` are the seconds of engine and tools that had to pass, one after another, before its present turn, of which
-    `window` first tokens are watched.
-    """
-
-    group: Group
-    trajectory: Trajectory
-    prompt: Prompt
-    chain_s: float = 0.0
-    busy_s: float = 0.0
-    window: int = 0
-    calls: Sequence[ToolCall] = ()
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return (self.prompt.row, self.trajectory.slot)
 
 
 class Sampler:
@@ -165,7 +89,7 @@ class Sampler:
         self.seed, self.lockstep, self.on_progress = seed, lockstep, on_progress
         self.seed_requests, self.measured = seed_requests or lockstep, measured
         self.tool_wait_s = self.longest_chain_s = 0.0
-        self._rollouts = 0
+        self._rollouts = 0  # so that no two requests of an engine have one id
 
     def run(self, prompts: Sequence[Prompt], generation: int = 0, training: bool = True) -> list[RolloutTree]:
         """Samples all rows of all prompts.
@@ -184,114 +108,120 @@ class Sampler:
         Raises:
             Exception: What made a row fail, if it made all rows fail. Where only some fail they end truncated.
         """
-        with deferred_interrupts() as check_interrupt:
-            return self._run(prompts, generation, training, check_interrupt)
-
-    def _run(
-        self, prompts: Sequence[Prompt], generation: int, training: bool, check_interrupt: Callable[[], None]
-    ) -> list[RolloutTree]:
         self._rollouts += 1
-        self._training = training
-        self._sampling: dict[str, _Active] = {}
-        self._running: set[_Active] = set()
-        self._to_sample: list[_Active] = []
-        self._to_call: list[_Active] = []
-        self._failures: list[Exception] = []
-        self.tool_wait_s = self.longest_chain_s = self._chain_s = 0.0
+        rollout = _Rollout(self, prompts, generation, training)
+        try:
+            with deferred_interrupts() as check_interrupt:
+                return rollout.run(check_interrupt)
+        finally:
+            self.tool_wait_s, self.longest_chain_s = rollout.tool_wait_s, rollout.longest_chain_s
+
+
+class _Rollout:
+    """One run of a sampler: the rows under way, each either being sampled, calling tools, or due for one of the two."""
+
+    def __init__(self, sampler: Sampler, prompts: Sequence[Prompt], generation: int, training: bool):
+        self.engine, self.dialect = sampler.engine, sampler.dialect
+        self.runner, self.limits = sampler.runner, sampler.limits
+        self.lockstep, self.seed_requests, self.measured = sampler.lockstep, sampler.seed_requests, sampler.measured
+        self.on_progress, self.number, self.training = sampler.on_progress, sampler._rollouts, training
+        self.trees = [RolloutTree(prompt.ids) for prompt in prompts]
+        self.groups = [
+            Group(
+                tree,
+                prompt.environments,
+                sampler.branching if training else None,
+                sampler.num_initial,
+                sampler.vocab_size,
+                sampler.limits.tool_turns,
+                (sampler.seed, "train" if training else "eval", generation, prompt.row),
+            )
+            for tree, prompt in zip(self.trees, prompts, strict=True)
+        ]
+        self.prompts = prompts
+        self.sampling: dict[str, Active] = {}
+        self.calling: set[Active] = set()
+        self.to_sample: list[Active] = []
+        self.to_call: list[Active] = []
+        self.failures: list[Exception] = []
+        self.tool_wait_s = self.longest_chain_s = self.chain_s = 0.0
+
+    def run(self, check_interrupt: Callable[[], None]) -> list[RolloutTree]:
         deadline = time.monotonic() + self.limits.seconds
-        trees = [RolloutTree(prompt.ids) for prompt in prompts]
         self.engine.begin()
         try:
-            for tree, prompt in zip(trees, prompts, strict=True):
-                key = (self.seed, "train" if training else "eval", generation, prompt.row)
-                group = Group(
-                    tree,
-                    prompt.environments,
-                    self.branching if training else None,
-                    self.num_initial,
-                    self.vocab_size,
-                    self.limits.tool_turns,
-                    key,
-                )
-                self._start(group, prompt, group.start())
-            while self._advance():
+            for group, prompt in zip(self.groups, self.prompts, strict=True):
+                self.start(group, prompt, group.start())
+            while self.advance():
                 check_interrupt()
                 for event in self.engine.poll():
-                    self._on_event(event)
-                for active, results in self._finished_tools(deadline):
-                    self._on_results(active, results)
+                    self.on_event(event)
+                for active, results in self.finished_tools(deadline):
+                    self.on_results(active, results)
                 if time.monotonic() > deadline:
-                    self._give_up(trees, f"the rollout took longer than {self.limits.seconds:.0f} s")
+                    self.give_up(f"the rollout took longer than {self.limits.seconds:.0f} s")
                 if self.on_progress is not None:
-                    self.on_progress(trees, len(self._running))
+                    self.on_progress(self.trees, len(self.calling))
         finally:
-            for active in self._running:
+            for active in self.calling:
                 self.runner.cancel(active)
             self.engine.end()
-        self._report_failures(trees)
-        return trees
+        self.report_failures()
+        return self.trees
 
-    def _report_failures(self, trees: list[RolloutTree]) -> None:
-        if not self._failures:
-            return
-        if all(row.finish_reason == "error" for tree in trees for row in tree.trajectories):
-            raise self._failures[0]
-        logger.warning("%d rows failed and end truncated, the first with: %s", len(self._failures), self._failures[0])
-
-    def _advance(self) -> bool:
+    def advance(self) -> bool:
         """Hands over what is due: to the engine, to the tools. Returns whether anything is still going on."""
-        blocked = self.lockstep and (self.engine.has_work() or self._running)
+        blocked = self.lockstep and (self.engine.has_work() or self.calling)
         if not blocked:
-            due, self._to_call = self._to_call, []
+            due, self.to_call = self.to_call, []
             for active in sorted(due, key=lambda active: active.order):
-                self._call(active)
-            if not (self.lockstep and self._running):
+                self.call(active)
+            if not (self.lockstep and self.calling):
                 # A row that fails here may start others.
-                due, self._to_sample = self._to_sample, []
+                due, self.to_sample = self.to_sample, []
                 for active in sorted(due, key=lambda active: active.order):
-                    self._sample(active)
-        return bool(self._sampling or self._running or self._to_call or self._to_sample)
+                    self.sample(active)
+        return bool(self.sampling or self.calling or self.to_call or self.to_sample)
 
-    def _start(self, group: Group, prompt: Prompt, trajectories: list[Trajectory]) -> None:
+    # A row starts, and its turns are sampled
+
+    def start(self, group: Group, prompt: Prompt, trajectories: list[Trajectory]) -> None:
         for trajectory in trajectories:
-            self._next_turn(_Active(group, trajectory, prompt, self._chain_s))
+            self.next_turn(Active(group, trajectory, prompt, self.chain_s))
 
-    def _next_turn(self, active: _Active) -> None:
-        if self._room(active) < 1:
-            self._end(active, "length")
+    def next_turn(self, active: Active) -> None:
+        if self.room(active) < 1:
+            self.end(active, "length")
         else:
-            self._to_sample.append(active)
+            self.to_sample.append(active)
 
-    def _room(self, active: _Active) -> int:
+    def room(self, active: Active) -> int:
         """Tokens that the row may still get."""
-        length, prompt = active.trajectory.length, len(active.prompt.ids[active.trajectory.source])
-        return min(self.limits.completion_tokens - length, self.engine.max_model_len - prompt - length)
+        length = active.trajectory.length
+        return min(self.limits.completion_tokens - length, self.engine.max_model_len - len(active.prompt_ids) - length)
 
-    def _sample(self, active: _Active) -> None:
+    def sample(self, active: Active) -> None:
         group, trajectory = active.group, active.trajectory
-        request_id = f"{self._rollouts}/{active.prompt.row}/{trajectory.name}/{trajectory.turns}"
-        images = list(active.prompt.images[trajectory.source] or []) if active.prompt.images else []
-        images += [image for segment in trajectory.segments() for image in segment.images]
         active.window = group.watch(trajectory)
         request = Request(
-            id=request_id,
+            id=f"{self.number}/{active.name}/{trajectory.turns}",
             prompt_ids=group.tree.prefix_ids(trajectory),
-            max_tokens=self._room(active),
+            max_tokens=self.room(active),
             watch=active.window or self.measured,
             seed=request_seed(*group.key, trajectory.path, trajectory.turns) if self.seed_requests else None,
-            images=images or None,
+            images=active.images(),
         )
         try:
             self.engine.submit(request)
         except ValueError as error:
-            self._fail(active, error)
+            self.fail(active, error)
             return
         trajectory.append(sampled=True)
         active.busy_s = self.engine.busy_s
-        self._sampling[request_id] = active
+        self.sampling[request.id] = active
 
-    def _on_event(self, event: Event) -> None:
-        active = self._sampling.get(event.id)
+    def on_event(self, event: Event) -> None:
+        active = self.sampling.get(event.id)
         if active is None:  # cancelled after its turn had closed
             return
         trajectory, segment = active.trajectory, active.trajectory.tail
@@ -301,133 +231,113 @@ class Sampler:
         if event.entropies:
             segment.entropies.extend(event.entropies)
             if len(segment.entropies) == active.window == active.group.watch(trajectory):
-                self._chain_s = self._chain_to_event(active)
-                self._observe(active)
+                self.chain_s = self.chain_to_event(active)
+                self.observe(active)
         reason = event.finish_reason
         if reason is None and event.token_ids and self.dialect.closes_turn(segment.ids, len(event.token_ids)):
             self.engine.cancel(event.id)
             reason = "stop"
         if reason is not None:
-            del self._sampling[event.id]
-            active.chain_s = self._chain_s = self._chain_to_event(active)
+            del self.sampling[event.id]
+            active.chain_s = self.chain_s = self.chain_to_event(active)
             if event.error is not None:
-                self._failures.append(RuntimeError(event.error))
+                self.failures.append(RuntimeError(event.error))
                 trajectory.error = event.error
             if 0 < len(segment.entropies) < active.group.watch(trajectory):  # too short a turn to fill its window
-                self._observe(active)
-            self._on_turn(active, reason)
+                self.observe(active)
+            self.on_turn(active, reason)
 
-    def _chain_to_event(self, active: _Active) -> float:
+    def chain_to_event(self, active: Active) -> float:
         return active.chain_s + self.engine.busy_s - active.busy_s
 
-    def _observe(self, active: _Active) -> None:
+    def observe(self, active: Active) -> None:
+        """The entropy of a turn is known: the group may fork."""
         entropies = active.trajectory.tail.entropies.tolist()
-        self._start(active.group, active.prompt, active.group.observe(active.trajectory, entropies))
+        self.start(active.group, active.prompt, active.group.observe(active.trajectory, entropies))
 
-    def _on_turn(self, active: _Active, reason: str) -> None:
-        """A turn is complete: it calls tools, or the row has ended."""
-        trajectory = active.trajectory
-        tools = active.prompt.environments.tools(trajectory.slot)
-        turn = self._read(active, reason, list(tools.values()))
+    # A turn calls tools, or the row ends
+
+    def on_turn(self, active: Active, reason: str) -> None:
+        trajectory, tools = active.trajectory, active.tools()
+        turn = active.read(self.dialect, reason, list(tools.values()))
         trajectory.tail.messages = [turn.message]
         if reason != "stop":
-            self._end(active, "length" if reason == "length" else "error")
+            self.end(active, "length" if reason == "length" else "error")
         elif not turn.calls:
-            self._end(active, "stop")
+            self.end(active, "stop")
         elif trajectory.turns >= self.limits.tool_turns:
-            self._end(active, "tool_limit")
+            self.end(active, "tool_limit")
         else:
-            active.calls = self._within_limits(trajectory, turn.calls, tools)
-            self._to_call.append(active)
+            active.calls = self.limits.allowed(trajectory, turn.calls, tools)
+            self.to_call.append(active)
 
-    def _read(self, active: _Active, reason: str, tools: list[Callable]) -> Turn:
-        segment = active.trajectory.tail
-        turn = self.dialect.read(segment.ids.tolist(), reason, tools)
-        if segment.parent is None and (begun := self.dialect.begun(active.prompt.ids[active.trajectory.source])):
-            turn.message["content"] = begun + turn.message["content"]
-        return turn
+    def call(self, active: Active) -> None:
+        active.group.hold(active.trajectory)
+        self.calling.add(active)
+        self.runner.start(active, active.calls, active.tools(), active.context(self.training))
 
-    def _within_limits(
-        self, trajectory: Trajectory, calls: list[ToolCall], tools: Mapping[str, Callable]
-    ) -> list[ToolCall]:
-        """The calls, those beyond a limit replaced by what the model is told instead. Only calls that are made count."""
-        made = Counter(result.name for result in trajectory.results() if result.executed)
-        checked = []
-        for index, call in enumerate(calls):
-            most = self.limits.calls_per_tool.get(call.name)
-            if index >= self.limits.calls_per_turn:
-                call = ToolCall(call.name, error=f"Not run: at most {self.limits.calls_per_turn} calls a turn are.")
-            elif most is not None and made[call.name] >= most:
-                call = ToolCall(call.name, error=f"Not run: {call.name} may be called {most} times.")
-            elif most is not None:
-                made[call.name] += can_be_made(call, tools)
-            checked.append(call)
-        return checked
-
-    def _call(self, active: _Active) -> None:
-        trajectory = active.trajectory
-        active.group.hold(trajectory)
-        prompt = active.prompt
-        context = ToolContext(
-            f"{prompt.row}/{trajectory.name}", trajectory.turns, prompt.row, self._training, prompt.question
-        )
-        self._running.add(active)
-        self.runner.start(active, active.calls, active.prompt.environments.tools(trajectory.slot), context)
-
-    def _finished_tools(self, deadline: float) -> list[tuple[_Active, list[ToolResult]]]:
+    def finished_tools(self, deadline: float) -> list[tuple[Active, list[ToolResult]]]:
         """Tool turns that have ended; without work for the engine, waits for the first one."""
-        if not self._running:
+        if not self.calling:
             return []
-        waits = not (self.engine.has_work() or (not self.lockstep and (self._to_sample or self._to_call)))
+        waits = not (self.engine.has_work() or (not self.lockstep and (self.to_sample or self.to_call)))
         began = time.monotonic()
         finished = self.runner.poll(timeout=max(0.0, min(deadline - began, 1.0)) if waits else 0)
         if waits:
             self.tool_wait_s += time.monotonic() - began
-        return [(active, results) for active, results in finished if active in self._running]
+        return [(active, results) for active, results in finished if active in self.calling]
 
-    def _on_results(self, active: _Active, results: list[ToolResult]) -> None:
-        self._running.discard(active)
+    def on_results(self, active: Active, results: list[ToolResult]) -> None:
+        self.calling.discard(active)
         active.chain_s += max(result.latency_s for result in results)
-        self._chain_s = active.chain_s
+        self.chain_s = active.chain_s
         trajectory = active.trajectory
         if self.runner.acts_on(active.prompt.environments.instance(trajectory.slot)):
             trajectory.can_fork = False
-        room = self._room(active)
-        room = min(self.limits.result_tokens, room - max(1, min(ANSWER_RESERVE, room // 4)))
+        room = self.limits.room_for_results(self.room(active))
         try:
             ids = self.dialect.result_ids(trajectory.tail.ids.tolist(), list(active.calls), results, max_tokens=room)
         except ResultTooLong:
-            self._end(active, "length")
+            self.end(active, "length")
             return
         except ValueError as error:
-            self._fail(active, error)
+            self.fail(active, error)
             return
         segment = trajectory.append(sampled=False, ids=ids)
         segment.results, segment.messages = results, self.dialect.result_messages(results)
         trajectory.turns += 1
-        self._next_turn(active)
+        self.next_turn(active)
 
-    def _end(self, active: _Active, reason: str, error: str | None = None) -> None:
+    def end(self, active: Active, reason: str, error: str | None = None) -> None:
         active.trajectory.end(reason, error)
         self.longest_chain_s = max(self.longest_chain_s, active.chain_s)
-        self._start(active.group, active.prompt, active.group.settle())
+        self.start(active.group, active.prompt, active.group.settle())
 
-    def _fail(self, active: _Active, error: Exception) -> None:
+    # What goes wrong
+
+    def fail(self, active: Active, error: Exception) -> None:
         """Ends a row for which something refuses to go on."""
-        self._failures.append(error)
-        self._end(active, "error", f"{type(error).__name__}: {error}")
+        self.failures.append(error)
+        self.end(active, "error", f"{type(error).__name__}: {error}")
 
-    def _give_up(self, trees: list[RolloutTree], why: str) -> None:
+    def report_failures(self) -> None:
+        if not self.failures:
+            return
+        if all(row.finish_reason == "error" for tree in self.trees for row in tree.trajectories):
+            raise self.failures[0]
+        logger.warning("%d rows failed and end truncated, the first with: %s", len(self.failures), self.failures[0])
+
+    def give_up(self, why: str) -> None:
         """Ends every row that is not done as cut off, those not started yet too."""
-        for request_id, active in self._sampling.items():
+        for request_id, active in self.sampling.items():
             self.engine.cancel(request_id)
             if active.trajectory.tail.ids:
-                active.trajectory.tail.messages = [self._read(active, "length", []).message]
-        for active in self._running:
+                active.trajectory.tail.messages = [active.read(self.dialect, "length", []).message]
+        for active in self.calling:
             self.runner.cancel(active)
-        for unfinished in (self._sampling, self._running, self._to_call, self._to_sample):
+        for unfinished in (self.sampling, self.calling, self.to_call, self.to_sample):
             unfinished.clear()
-        for tree in trees:
+        for tree in self.trees:
             for _ in range(tree.missing):
                 tree.root(can_fork=False)
             for trajectory in tree.trajectories:
