@@ -1,23 +1,26 @@
 """Adapters: merged for the engine without a trace, loaded to go on training, merged for good."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub.errors import HFValidationError
+import transformers
+from accelerate.utils import is_peft_model
+from huggingface_hub import hf_hub_download, is_offline_mode
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, PreTrainedModel
-from transformers.utils import cached_file, find_adapter_config_file, is_bitsandbytes_available
+from transformers import AutoConfig, AutoModelForCausalLM, AutoProcessor, AutoTokenizer, PreTrainedModel
+from transformers.utils import find_adapter_config_file, is_bitsandbytes_available
 from trl import GRPOConfig, ModelConfig
 from trl.trainer.utils import create_model_from_path
 
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
 
 
@@ -46,15 +49,127 @@ def base_of(adapter: str | Path, revision: str | None = None) -> tuple[str, str 
 
 
 def tokenizer_source(model: str | Path, revision: str | None = None) -> tuple[str, str | None]:
-    """Where a model's tokenizer is, and its revision: with the model; for an adapter without one, with its base."""
-    if is_adapter(model, revision):
-        try:
-            cached_file(str(model), "tokenizer_config.json", revision=revision)
-        except OSError:
-            base = base_of(model, revision)
-            logger.info("%s has no tokenizer of its own: the one of %s is used.", model, base[0])
-            return base
+    """
+    Where a model's tokenizer is, and its revision: with the model; for an adapter without one, with its base.
+
+    Raises:
+        OSError: The Hub does not say whether an adapter has one.
+    """
+    if is_adapter(model, revision) and not _has_tokenizer(str(model), revision):
+        base = base_of(model, revision)
+        logger.info("%s has no tokenizer of its own: the one of %s is used.", model, base[0])
+        return base
     return str(model), revision
+
+
+def _has_tokenizer(model: str, revision: str | None) -> bool:
+    file = "tokenizer_config.json"
+    if Path(model).is_dir():
+        return (Path(model) / file).is_file()
+    try:
+        hf_hub_download(model, file, revision=revision)
+    except LocalEntryNotFoundError:
+        if is_offline_mode():  # what was downloaded is all there is
+            return False
+        raise OSError(
+            f"The Hub could not be asked whether the adapter {model} has a tokenizer of its own; try again, or set "
+            "HF_HUB_OFFLINE=1 to take what was downloaded before."
+        ) from None
+    except EntryNotFoundError:
+        return False
+    except HfHubHTTPError as error:
+        reason = " ".join(str(error).split())
+        raise OSError(
+            f"The Hub did not say whether the adapter {model} has a tokenizer of its own: {reason}"
+        ) from None
+    return True
+
+
+def check_adapted_layers(model: PreTrainedModel, configs: Iterable["PeftConfig"]) -> None:
+    """
+    Checks that what adapters change of a model reaches vLLM, which keeps one copy of tied embeddings.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            The base model; it may be without weights, on the meta device.
+        configs (`Iterable[PeftConfig]`):
+            Of its adapters.
+
+    Raises:
+        ValueError: With the option and the module to leave out.
+    """
+    config = model.config
+    tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
+    ends = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
+    names = [name for name, module in model.named_modules() if any(module is end for end in ends)]
+    for adapter in configs:
+        if getattr(adapter, "trainable_token_indices", None):
+            raise ValueError(
+                "vLLM cannot be given the tokens that trainable_token_indices trains: leave it out, or set use_vllm: "
+                "false."
+            )
+        found = {name: option for name in names if (option := _option_with(adapter, name)) is not None}
+        if tied and found:
+            listed = ", ".join(f"{name} (by {option})" for name, option in found.items())
+            raise ValueError(
+                f"The adapter changes {listed}, but the model has tie_word_embeddings: true, so that vLLM, which keeps "
+                "one copy of both ends, would sample from another policy. Leave it out, or set use_vllm: false."
+            )
+
+
+def _option_with(adapter: "PeftConfig", module: str) -> str | None:
+    """The option of an adapter by which it changes a module."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+    from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND
+
+    if any(module.endswith(name) for name in getattr(adapter, "modules_to_save", None) or ()):
+        return "modules_to_save"
+    if any(f"{module}.weight".endswith(name) for name in getattr(adapter, "target_parameters", None) or ()):
+        return "target_parameters"
+    targets = getattr(adapter, "target_modules", None)
+    # The shorthand stands for all linear layers but the last one.
+    if not targets or targets in (INCLUDE_LINEAR_LAYERS_SHORTHAND, {INCLUDE_LINEAR_LAYERS_SHORTHAND}):
+        return None
+    return "target_modules" if check_target_module_exists(adapter, module) else None
+
+
+def without_weights(model: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A model as its configuration describes it, on the meta device."""
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
+    architecture = getattr(transformers, (config.architectures or [""])[0], None)
+    with torch.device("meta"):
+        if architecture is not None:
+            return architecture._from_config(config)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def check_adapters_for_vllm(
+    model: str | PreTrainedModel, peft_config: "PeftConfig | None", options: Mapping[str, Any]
+) -> None:
+    """
+    [`check_adapted_layers`] of a trainer's model, before its weights are loaded.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`]):
+            As the trainer takes it; a name may be that of an adapter.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            The new adapter.
+        options (`Mapping[str, Any]`):
+            `revision` and `trust_remote_code` count.
+    """
+    revision, trust = options.get("revision"), options.get("trust_remote_code", False)
+    if isinstance(model, str) and is_adapter(model, revision):
+        from peft import PeftConfig as AnyPeftConfig
+
+        configs = [AnyPeftConfig.from_pretrained(model, revision=revision)]
+        model, revision = base_of(model, revision)
+    elif not isinstance(model, str) and is_peft_model(model):
+        configs, model = list(model.peft_config.values()), model.get_base_model()
+    else:
+        configs = [peft_config] if peft_config is not None else []
+    if configs:
+        model = without_weights(model, revision, trust) if isinstance(model, str) else model
+        check_adapted_layers(model, configs)
 
 
 def check_quantization(model_args: ModelConfig, use_vllm: bool) -> None:
@@ -186,8 +301,7 @@ def merged_parameters(model: "PeftModel") -> Iterator[tuple[str, torch.Tensor]]:
             It is left as it is, bit for bit.
 
     Yields:
-        `tuple[str, torch.Tensor]`: Name in the base model (with `modules_to_save.<adapter>.` where the adapter has a
-        copy of a module) and values. Sharded parameters stay so.
+        `tuple[str, torch.Tensor]`: Name in the base model and values. Sharded parameters stay so.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -199,6 +313,13 @@ def merged_parameters(model: "PeftModel") -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in list(model.named_parameters()):
         if model.prefix in name or "original_module" in name:
             continue
+        # Of a module with copies, the one that is trained; TRL keeps another in its frozen adapter "ref".
+        before, copies, after = name.partition(".modules_to_save.")
+        if copies:
+            adapter, _, after = after.partition(".")
+            if adapter not in model.active_adapters:
+                continue
+            name = f"{before}.{after}"
         layer = layers.get(id(parameter))
         with nullcontext() if layer is None else merged(layer):
             if layer is not None:

@@ -36,7 +36,7 @@ from ..tools.cache import ToolCache
 from ..tools.calling import tool_name, tool_schema
 from ..tools.options import ToolOptions
 from ..tools.runner import ToolRunner
-from .adapters import is_adapter, load_adapter
+from .adapters import check_adapters_for_vllm, is_adapter, load_adapter
 from .checkpoints import RolloutCheckpointMixin
 from .config import ARPOConfig
 from .engines import make_engine
@@ -119,6 +119,9 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         if args is None:
             args = ARPOConfig()
         self._check_arguments(args, tools, environment_factory, rollout_func)
+        if args.use_vllm:
+            options = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+            check_adapters_for_vllm(model, kwargs.get("peft_config"), options)
         if isinstance(model, str) and is_adapter(model, (args.model_init_kwargs or {}).get("revision")):
             model = load_adapter(model, args, kwargs)
         tools = list(tools or [])

@@ -41,7 +41,7 @@ def test_every_option_of_trl_that_is_compared_with_texts_is_in_the_list():
         "vllm_model_impl"
     }
     described = GRPOConfig.__dataclass_fields__["vllm_model_impl"].metadata["help"]
-    assert all(f"'{name}'" in described for name in TRL_CHOICES["vllm_model_impl"][:2])
+    assert all(f"`{name}`" in described for name in TRL_CHOICES["vllm_model_impl"][:2])
     assert set(AEPO_LOSS_TYPES) <= set(TRL_CHOICES["loss_type"])
 
 

@@ -147,9 +147,10 @@ def _check_tools(recipe: Recipe) -> Iterator[Finding]:
 
 def _check_model(recipe: Recipe) -> Iterator[Finding]:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from trl import get_peft_config
 
     from ...demo.packaged_models import resolve_model
-    from ...training.adapters import base_of, is_adapter, tokenizer_source
+    from ...training.adapters import base_of, check_adapters_for_vllm, is_adapter, tokenizer_source
 
     name, model_args = recipe.model_args.model_name_or_path, recipe.model_args
     if name is None:
@@ -170,6 +171,9 @@ def _check_model(recipe: Recipe) -> Iterator[Finding]:
     with contextlib.suppress(OSError):  # not every model has one
         stops = GenerationConfig.from_pretrained(base, revision=revision).eos_token_id or stops
     recipe.stop_token_ids = [stops] if isinstance(stops, int) else list(stops or [])
+    if recipe.args.use_vllm and installed_version("peft") is not None:
+        options = {"revision": model_args.model_revision, "trust_remote_code": trust}
+        check_adapters_for_vllm(recipe.model, get_peft_config(model_args), options)
     yield Finding("model", "ok", f"{name} ({recipe.config.model_type})")
 
 
