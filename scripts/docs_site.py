@@ -33,11 +33,11 @@ ELSEWHERE = {
 }
 
 # Page of the reference → title and names. A name is that of a class or function anywhere in the package, with its module
-# where there are two; `module.*` is everything public in the module of that name; `package.__all__` what a package
-# exports; `module.TABLE` are the objects whose dotted paths a table lists.
+# where there are two; `module.*` is everything public in the module or package of that name; `package.__all__` what a
+# package exports; `module.TABLE` are the objects whose dotted paths a table lists.
 REFERENCE = {
     "trainers": ("Trainers and their options", ["arpo_trl.__all__", "prefix_sharing.__all__"]),
-    "algorithms": ("Algorithms as functions", ["branching.*", "objectives.*", "entropy.*"]),
+    "algorithms": ("Algorithms as functions", ["algorithms.*"]),
     "rewards": ("Rewards", ["registry.REWARDS", "rewards.__all__"]),
     "tools": (
         "Tools",
@@ -95,6 +95,11 @@ def own_names(module: griffe.Module) -> list[str]:
     return [m.name for m in members if not m.is_alias and (m.is_class or m.is_function) and not m.name.startswith("_")]
 
 
+def all_names(module: griffe.Module) -> list[str]:
+    """The same with the modules of a package, as paths from it."""
+    return [f"{m.path}.{name}"[len(module.path) + 1 :] for m in modules(module) for name in own_names(m)]
+
+
 def _only(what: str, found: list[str]) -> str:
     if len(found) != 1:
         raise ValueError(f"{what!r} is {found or 'nowhere'} in the package; correct REFERENCE in {__file__}.")
@@ -127,7 +132,7 @@ def resolve(entry: str) -> list[str]:
     module_name, _, name = entry.rpartition(".")
     if not module_name:
         return [_only(entry, [f"{m.path}.{name}" for m in modules() if name in own_names(m)])]
-    names_of = {"*": own_names, "__all__": lambda m: m.exports or ()}.get(name, lambda m: [name] * (name in m.members))
+    names_of = {"*": all_names, "__all__": lambda m: m.exports or ()}.get(name, lambda m: [name] * (name in m.members))
     homes = {m.path: m for m in modules() if m.name == module_name and names_of(m)}
     home = homes[_only(entry, list(homes))]
     if name not in ("*", "__all__") and home.members[name].is_attribute:

@@ -4,10 +4,11 @@
 python scripts/make_architecture.py
 ```
 
-The arrows are read from the imports; those that follow from others (a → b → c, so a may know c) are drawn thin. A room
-that imports one of its own floor or of a floor above it is an error.
+The floors are those of the contract in `setup.cfg`, which `make quality` checks; the arrows are read from the imports.
+Arrows that follow from others (a → b → c, so a may know c) are drawn thin.
 """
 
+import configparser
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -17,20 +18,20 @@ import grimp
 
 ROOT = Path(__file__).parents[1]
 
-# From the top, each importing only what lies below: the rooms, what each is for, and where across the picture it stands.
-FLOORS = (
-    {"commands": ("what a person types", 0.5)},
-    {"evaluation": ("benchmarks, pass@k", 0.18)},
-    {"training": ("configs, trainers, what is TRL's", 0.62)},
-    {
-        "data": ("datasets to prompts", 0.16),
-        "reporting": ("logs, viewer, plots, cards", 0.5),
-        "demo": ("task and model of make demo", 0.84),
-    },
-    {"rollout": ("tree, sampler, engines, dialects", 0.45)},
-    {"rewards": ("a family a file", 0.16), "tools": ("contract, runner, sandbox, search", 0.72)},
-    {"algorithms": ("pure functions", 0.4)},
-)
+# What each room is for, and where across the picture it stands.
+ROOMS = {
+    "commands": ("what a person types", 0.5),
+    "evaluation": ("benchmarks, pass@k", 0.18),
+    "training": ("configs, trainers, what is TRL's", 0.62),
+    "data": ("datasets to prompts", 0.16),
+    "reporting": ("logs, viewer, plots, cards", 0.5),
+    "demo": ("task and model of make demo", 0.84),
+    "rollout": ("tree, sampler, engines, dialects", 0.45),
+    "rewards": ("a family a file", 0.16),
+    "tools": ("contract, runner, sandbox, search", 0.72),
+    "algorithms": ("pure functions", 0.4),
+    "extensions": ("parts by name or dotted path", 0.8),
+}
 WIDTH, BOX, HEIGHT, GAP = 760, (218, 46), 96, 14
 STYLE = """\
     text { font: 13px ui-monospace, monospace; text-anchor: middle; fill: #1b1f24 }
@@ -40,33 +41,36 @@ STYLE = """\
     path.thin { stroke: #afb8c1; stroke-width: 0.8; marker-end: none }"""
 
 
-def imports() -> set[tuple[str, str]]:
-    """Pairs of rooms of which the first imports the second somewhere in it.
+def floors() -> list[list[str]]:
+    """The rooms of each floor, from the top.
 
     Raises:
-        ValueError: For a room without a floor, and for an import that does not go down.
+        ValueError: If `ROOMS` does not have exactly these.
     """
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = config["importlinter:contract:floors"]["layers"].split("\n")
+    found = [[room.strip() for room in line.split("|")] for line in lines if line.strip()]
+    if different := {room for floor in found for room in floor} ^ set(ROOMS):
+        raise ValueError(f"ROOMS in {__file__} and the floors in setup.cfg differ in {sorted(different)}.")
+    return found
+
+
+def imports() -> set[tuple[str, str]]:
+    """Pairs of rooms of which the first imports the second somewhere in it."""
     graph = grimp.build_graph("arpo_trl", cache_dir=None)
-    floors = {room: number for number, floor in enumerate(FLOORS) for room in floor}
-    rooms = {module.split(".")[1] for module in graph.modules if "." in module}
-    if rooms != set(floors):
-        raise ValueError(f"FLOORS in {__file__} and the package differ in {sorted(rooms ^ set(floors))}.")
     pairs = set()
     for module in graph.modules:
         for imported in graph.find_modules_directly_imported_by(module):
-            if "." not in module or "." not in imported:  # the package's public names, and its version
-                continue
-            pair = module.split(".")[1], imported.split(".")[1]
-            if pair[0] != pair[1] and floors[pair[0]] >= floors[pair[1]]:
-                raise ValueError(f"{module} imports {imported}, but {pair[1]} does not lie below {pair[0]}.")
-            pairs |= {pair} - {(pair[0], pair[0])}
-    return pairs
+            if "." in module and "." in imported:  # not the package's public names and version
+                pairs.add((module.split(".")[1], imported.split(".")[1]))
+    return {(a, b) for a, b in pairs if a != b}
 
 
 def followed(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
     """The pairs that follow from others."""
     reach = set(pairs)
-    for _ in FLOORS:
+    for _ in ROOMS:
         reach |= {(a, d) for a, b in reach for c, d in pairs if b == c}
     return {(a, c) for a, c in pairs if any((a, b) in pairs and (b, c) in reach for b, _ in pairs)}
 
@@ -74,9 +78,9 @@ def followed(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
 def places() -> dict[str, tuple[float, float]]:
     """Left upper corner of each room's box."""
     return {
-        room: (WIDTH * across - BOX[0] / 2, GAP + number * HEIGHT)
-        for number, floor in enumerate(FLOORS)
-        for room, (_, across) in floor.items()
+        room: (WIDTH * ROOMS[room][1] - BOX[0] / 2, GAP + number * HEIGHT)
+        for number, floor in enumerate(floors())
+        for room in floor
     }
 
 
@@ -96,14 +100,14 @@ def ports(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[float
 def render() -> str:
     """The picture, as SVG."""
     pairs = imports()
-    thin, at = followed(pairs), places()
+    thin, at, height = followed(pairs), places(), GAP + len(floors()) * HEIGHT - 36
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {GAP + len(FLOORS) * HEIGHT - 36}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         'role="img" aria-label="The rooms of arpo_trl and what they import">',
         f"  <style>\n{STYLE}\n  </style>",
         '  <marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<polygon points="0,0 8,4 0,8" fill="#1f6feb"/></marker>',
-        f'  <rect width="{WIDTH}" height="{GAP + len(FLOORS) * HEIGHT - 36}" style="fill: white; stroke: none"/>',
+        f'  <rect width="{WIDTH}" height="{height}" style="fill: white; stroke: none"/>',
     ]
     ends = ports(pairs)
     for pair in sorted(pairs, key=lambda pair: (pair not in thin, pair)):
@@ -114,14 +118,12 @@ def render() -> str:
             f'  <path{kind} d="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + bend:.0f} {x2:.0f},{y2 - bend:.0f} '
             f'{x2:.0f},{y2:.0f}"><title>{pair[0]} imports {pair[1]}</title></path>'
         )
-    for floor in FLOORS:
-        for room, (use, _) in floor.items():
-            x, y = at[room]
-            lines += [
-                f'  <rect x="{x:.0f}" y="{y:.0f}" width="{BOX[0]}" height="{BOX[1]}"/>',
-                f'  <text x="{x + BOX[0] / 2:.0f}" y="{y + 20:.0f}">{room}</text>',
-                f'  <text class="use" x="{x + BOX[0] / 2:.0f}" y="{y + 37:.0f}">{escape(use)}</text>',
-            ]
+    for room, (x, y) in at.items():
+        lines += [
+            f'  <rect x="{x:.0f}" y="{y:.0f}" width="{BOX[0]}" height="{BOX[1]}"/>',
+            f'  <text x="{x + BOX[0] / 2:.0f}" y="{y + 20:.0f}">{room}</text>',
+            f'  <text class="use" x="{x + BOX[0] / 2:.0f}" y="{y + 37:.0f}">{escape(ROOMS[room][0])}</text>',
+        ]
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
