@@ -29,6 +29,7 @@ ELSEWHERE = {
     "recipes.md": "recipes/README.md",
     "recipes-cpu.md": "recipes/cpu/README.md",
     "architecture.md": "ARCHITECTURE.md",
+    "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
 
@@ -62,7 +63,7 @@ REFERENCE = {
                 "Event",
             ),
             *("VLLMEngine", "ServerEngine", "TransformersEngine", "Dialect", "Turn", "ResultTooLong", "make_dialect"),
-            "dialects.__all__",
+            *("dialects.__all__", "Part", "fit_results", "text_of", "engine_for_trainer"),
         ],
     ),
     "data": ("Data", ["data.__all__"]),
@@ -71,7 +72,10 @@ REFERENCE = {
         ["evaluation.__all__", "EvaluationArguments", "BenchmarkCallback", "Generator", "Generation"],
     ),
     "reporting": ("Reports", ["read_rollouts", "write_viewer", "plot_training", "plot_pass_at_k", "push_model"]),
-    "commands": ("Recipes and the doctor", ["RecipeArguments", "ARPOScriptArguments", "doctor.__all__"]),
+    "commands": (
+        "Recipes and the doctor",
+        ["RecipeArguments", "ARPOScriptArguments", "doctor.__all__", "extensions.*"],
+    ),
 }
 
 

@@ -4,7 +4,7 @@
 python scripts/make_architecture.py
 ```
 
-The floors are those of the contract in `setup.cfg`, which `make quality` checks; the arrows are read from the imports.
+The floors are those of the contract in `setup.cfg`, which `make lint` checks; the arrows are read from the imports.
 Arrows that follow from others (a → b → c, so a may know c) are drawn thin.
 """
 

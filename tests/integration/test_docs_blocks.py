@@ -12,6 +12,7 @@ import os
 import re
 import runpy
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from arpo_trl.tools.registry import BUILT_IN
 ROOT = Path(__file__).parents[2]
 PAGES = [path for pattern in ("*.md", "docs/*.md", "recipes/**/*.md") for path in sorted(ROOT.glob(pattern))]
 BLOCK = re.compile(r"(?:^<!-- not run: ([^\n]*) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LANGUAGES = {"console": "bash"}
+LANGUAGES = {"console": "bash", "shell": "bash"}
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,13 @@ def commands_of(text: str) -> list[str]:
 
 
 @functools.cache
+def script_of(path: str) -> dict:
+    return runpy.run_path(str(ROOT / path))
+
+
 def parser_of(script: str):
-    return runpy.run_path(str(ROOT / script))["make_parser"]()
+    """A new parser: one that has read a recipe keeps its values as defaults."""
+    return script_of(script)["make_parser"]()
 
 
 def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
@@ -169,7 +175,8 @@ def check_command(command: str) -> None:
         if unknown and args.command is not cli.doctor:
             raise ValueError(f"arpo-trl {words[0]} does not know {unknown}")
     elif made := re.match(r"make((?: \S+)*)$", command):
-        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        heads = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = {target for head in heads for target in head.split()}
         unknown = {word for word in made[1].split() if "=" not in word} - targets
         if unknown:
             raise ValueError(f"there is no target {unknown}")
@@ -239,11 +246,11 @@ def check_recipe(recipe: dict, folder: Path) -> None:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     if "benchmarks" in recipe:
-        parser_of("scripts/evaluate.py").parse_args_and_config(["--config", str(path)])
+        parser_of("scripts/evaluate.py").parse_args_and_config(["--model_name_or_path", "m", "--config", str(path)])
     else:
         parse_recipe(parser_of("scripts/aepo.py"), ["--config", str(path), "--dry_run"])
     for entry in recipe.get("tools", []):
-        check_tool(entry if isinstance(entry, dict) else {"name": entry})
+        check_tool(entry if isinstance(entry, dict) else {"path" if "." in entry else "name": entry})
     names = [name for name in recipe.get("reward_funcs", []) if "." not in name]
     resolve_rewards(names, {k: v for k, v in recipe.get("reward_kwargs", {}).items() if k in names})
 
@@ -255,9 +262,22 @@ def check_tool(entry: dict) -> None:
         inspect.signature(made).bind(**entry.get("arguments", {}))
 
 
+@pytest.fixture
+def own_modules(tmp_path, monkeypatch):
+    """What lies in the test's folder can be imported, during the test."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if (tmp_path / name.partition(".")[0]).exists()]:
+        del sys.modules[name]
+
+
 @of("yaml")
-def test_recipes(block, tmp_path):
+def test_recipes(block, tmp_path, own_modules):
     assert block.reason is None, "recipes need no machine"
+    for other in blocks_of(block.page):
+        if file := re.match(r"# (\S+\.py)\n", other.text):  # a part that recipes of the page name
+            (tmp_path / file[1]).parent.mkdir(exist_ok=True)
+            (tmp_path / file[1]).write_text(other.text, encoding="utf-8")
     check_recipe(yaml.safe_load(block.text), tmp_path)
 
 

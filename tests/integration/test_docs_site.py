@@ -74,7 +74,7 @@ def test_protocols_have_their_reference(documented):
 
 def test_what_the_docs_import_has_its_reference(documented):
     imported = set()
-    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         for block in PYTHON_BLOCK.findall(page.read_text(encoding="utf-8")):
             for module, names in re.findall(r"^from (arpo_trl[\w.]*) import ([\w, ]+)$", block, re.MULTILINE):
                 imported |= {f"{module}.{name.strip()}" for name in names.split(",")}
