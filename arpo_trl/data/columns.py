@@ -146,7 +146,8 @@ def _as_json(name: str, values: list[Any]) -> "Dataset":
     from datasets import Dataset, Features, Json, List
 
     if all(isinstance(value, list) for value in values):
-        feature, texts = List(Json()), [[_json(item) for item in value] for value in values]
+        feature: Any = List(Json())
+        texts: list[Any] = [[_json(item) for item in value] for value in values]
     else:
         feature, texts = Json(), [_json(value) for value in values]
     return Dataset.from_dict({name: texts}, features=Features({name: feature}))

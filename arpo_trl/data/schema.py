@@ -46,7 +46,7 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
     question = _mapping(row, "extra_info").get("question")
     if question is None or question == "":
         field = next((field for field in QUESTION_FIELDS if row.get(field) is not None), None)
-        question = row.get(field)
+        question = None if field is None else row.get(field)
     if question is not None and not isinstance(question, str | int | float):
         raise ValueError(f"the question is a {type(question).__name__}; it must be text.")
     if isinstance(prompt, str):
@@ -85,8 +85,9 @@ def read_answers(row: Mapping[str, Any]) -> list[str]:
     if isinstance(value, Mapping):
         named = [value.get("value"), *accepted_answers(value.get("aliases"))]
         value = value["target"] if value.get("target") is not None else named
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    tolist = getattr(value, "tolist", None)
+    if tolist is not None:
+        value = tolist()
     answers = [answer.rpartition("####")[2].strip() for answer in accepted_answers(value)]
     if field == "solution":
         answers = [extract_boxed(answer) or answer for answer in answers]

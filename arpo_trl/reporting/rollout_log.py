@@ -149,6 +149,7 @@ class RolloutLog(TrainerCallback):
         self._files.append(_File(path, path.stat().st_size))
 
     def _drop_oldest(self) -> None:
+        assert self._files is not None  # listed before something is written
         while len(self._files) > 1 and sum(file.size for file in self._files) > self.max_bytes:
             self._files.pop(0).path.unlink(missing_ok=True)
 

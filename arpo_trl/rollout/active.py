@@ -1,7 +1,7 @@
 """A prompt to sample rows for, and a row while it is sampled."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..tools.contract import ToolCall, ToolContext
@@ -46,7 +46,7 @@ class Active:
             The engine's `busy_s` when its present turn was submitted.
         window (`int`):
             How many first tokens of its present turn are watched.
-        calls (`Sequence[ToolCall]`):
+        calls (`list[ToolCall]`):
             The calls of the turn whose tools are running.
     """
 
@@ -56,7 +56,7 @@ class Active:
     chain_s: float = 0.0
     busy_s: float = 0.0
     window: int = 0
-    calls: Sequence[ToolCall] = ()
+    calls: list[ToolCall] = field(default_factory=list)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -76,7 +76,7 @@ class Active:
         images += [image for segment in self.trajectory.segments() for image in segment.images]
         return images or None
 
-    def tools(self) -> dict[str, Callable]:
+    def tools(self) -> Mapping[str, Callable]:
         return self.prompt.environments.tools(self.trajectory.slot)
 
     def context(self, training: bool) -> ToolContext:
@@ -84,7 +84,7 @@ class Active:
 
     def read(self, dialect: Dialect, reason: str, tools: list[Callable]) -> Turn:
         """Its present turn, with what the prompt has begun of the first."""
-        segment = self.trajectory.tail
+        segment = self.trajectory.turn
         turn = dialect.read(segment.ids.tolist(), reason, tools)
         if segment.parent is None and (begun := dialect.begun(self.prompt_ids)):
             turn.message["content"] = begun + turn.message["content"]

@@ -33,11 +33,11 @@ class Environments:
     def __init__(self, tools: Mapping[str, Callable], instances: list[Any] | None = None):
         self._shared = dict(tools)
         self.instances = instances
-        self._tools = [self._bind(instance) for instance in instances] if instances is not None else None
+        self._tools = [self._bind(instance) for instance in instances or ()]
 
     def tools(self, slot: int) -> Mapping[str, Callable]:
         """The tools of a row, by name."""
-        return self._shared if self._tools is None else self._tools[slot]
+        return self._shared if self.instances is None else self._tools[slot]
 
     def instance(self, slot: int) -> Any:
         """A row's environment, or `None` where there is none."""

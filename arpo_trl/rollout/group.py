@@ -68,7 +68,8 @@ class Group:
         max_turns: int,
         key: tuple[int, str, int, int],
     ):
-        self.tree, self.environments, self.options = tree, environments, options
+        self.tree, self.environments = tree, environments
+        self.branching, self.options = options is not None, options or BranchingOptions()
         self.num_initial = None if options is not None and options.dynamic_budget else num_initial
         self.vocab_size, self.max_turns, self.key = vocab_size, max_turns, key
         self.pending: list[Decision] = []
@@ -78,13 +79,13 @@ class Group:
 
     def start(self) -> list[Trajectory]:
         """The first rows: all without branching, else N, or as many as AEPO needs whatever its probe says."""
-        if self.options is None:
+        if not self.branching:
             return [self.tree.root(can_fork=False) for _ in range(self.tree.size)]
         return [self.tree.root() for _ in range(self._first)]
 
     def watch(self, trajectory: Trajectory) -> int:
         """How many first tokens of the row's next turn are to be watched."""
-        if self.options is None or not trajectory.can_fork:
+        if not self.branching or not trajectory.can_fork:
             return 0
         # A fork does not decide again on the step that it comes from.
         seen = self._observed.get(trajectory.slot, -1) >= trajectory.turns
@@ -99,7 +100,9 @@ class Group:
             options = self.options
             delta = entropy_change(entropies, trajectory.baseline or [], options.norm, options.window, self.vocab_size)
             self._tool_entropies.setdefault(trajectory.slot, []).append(self._normalize(entropies))
-            self.pending.append(Decision(trajectory, step, trajectory.tail.parent, entropies, delta))
+            at = trajectory.turn.parent
+            assert at is not None  # a tool result: this is not the first turn
+            self.pending.append(Decision(trajectory, step, at, entropies, delta))
         return self.settle()
 
     def settle(self) -> list[Trajectory]:

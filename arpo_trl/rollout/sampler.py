@@ -224,7 +224,7 @@ class _Rollout:
         active = self.sampling.get(event.id)
         if active is None:  # cancelled after its turn had closed
             return
-        trajectory, segment = active.trajectory, active.trajectory.tail
+        trajectory, segment = active.trajectory, active.trajectory.turn
         segment.ids.extend(event.token_ids)
         segment.logprobs.extend(event.logprobs)
         trajectory.length += len(event.token_ids)
@@ -252,7 +252,7 @@ class _Rollout:
 
     def observe(self, active: Active) -> None:
         """The entropy of a turn is known: the group may fork."""
-        entropies = active.trajectory.tail.entropies.tolist()
+        entropies = active.trajectory.turn.entropies.tolist()
         self.start(active.group, active.prompt, active.group.observe(active.trajectory, entropies))
 
     # A turn calls tools, or the row ends
@@ -260,7 +260,7 @@ class _Rollout:
     def on_turn(self, active: Active, reason: str) -> None:
         trajectory, tools = active.trajectory, active.tools()
         turn = active.read(self.dialect, reason, list(tools.values()))
-        trajectory.tail.messages = [turn.message]
+        trajectory.turn.messages = [turn.message]
         if reason != "stop":
             self.end(active, "length" if reason == "length" else "error")
         elif not turn.calls:
@@ -296,7 +296,7 @@ class _Rollout:
             trajectory.can_fork = False
         room = self.limits.room_for_results(self.room(active))
         try:
-            ids = self.dialect.result_ids(trajectory.tail.ids.tolist(), list(active.calls), results, max_tokens=room)
+            ids = self.dialect.result_ids(trajectory.turn.ids.tolist(), active.calls, results, max_tokens=room)
         except ResultTooLong:
             self.end(active, "length")
             return
@@ -331,8 +331,8 @@ class _Rollout:
         """Ends every row that is not done as cut off, those not started yet too."""
         for request_id, active in self.sampling.items():
             self.engine.cancel(request_id)
-            if active.trajectory.tail.ids:
-                active.trajectory.tail.messages = [active.read(self.dialect, "length", []).message]
+            if active.trajectory.turn.ids:
+                active.trajectory.turn.messages = [active.read(self.dialect, "length", []).message]
         for active in self.calling:
             self.runner.cancel(active)
         for unfinished in (self.sampling, self.calling, self.to_call, self.to_sample):

@@ -6,7 +6,7 @@ tokenised again. Completion ids are the ids that were sampled, in the order in w
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,8 @@ class Segment:
 
     def path(self) -> "list[Segment]":
         """The segments from the prompt up to and including this one."""
-        path, segment = [], self
+        path: list[Segment] = []
+        segment: Segment | None = self
         while segment is not None:
             path.append(segment)
             segment = segment.parent
@@ -128,16 +129,22 @@ class Trajectory:
         """What all tool calls on the path brought."""
         return [result for segment in self.segments() for result in segment.results]
 
+    @property
+    def turn(self) -> Segment:
+        """The last segment: the turn that is being sampled, or was last."""
+        assert self.tail is not None
+        return self.tail
+
     def end(self, finish_reason: str, error: str | None = None) -> None:
         """No more is sampled. Every row ends with a turn of its own: an empty one where none was begun."""
         if self.tail is None or not self.tail.sampled:
             self.append(sampled=True)
-        if not self.tail.messages:
-            self.tail.messages = [{"role": "assistant", "content": ""}]
+        if not self.turn.messages:
+            self.turn.messages = [{"role": "assistant", "content": ""}]
         self.finish_reason = finish_reason
         self.error = self.error if error is None else error
 
-    def append(self, sampled: bool, ids: list[int] = ()) -> Segment:
+    def append(self, sampled: bool, ids: Sequence[int] = ()) -> Segment:
         self.tail = Segment(self.tail, sampled, array("i", ids))
         self.length += len(self.tail.ids)
         return self.tail

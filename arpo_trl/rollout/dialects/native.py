@@ -321,7 +321,7 @@ class NativeDialect:
             regions = parse_text(text, self._lenient_template, prefix=self._generation_prompt).get("tool_calls", [])
         except _PARSE_ERRORS:
             return []
-        read = []
+        read: list[tuple[ToolCall, dict[str, Any] | None]] = []
         for region in regions:
             try:
                 value = process_field(region["body"], self._call_field, region["captures"])

@@ -115,16 +115,18 @@ def _dummy_turn(name: str) -> list[dict[str, Any]]:
 
 def _take_apart(contents: list[Content]) -> tuple[Shape, list[str], list[tuple[Any, ...]]]:
     """The shape of contents, their texts, and the images before, between and behind the texts."""
-    shape, texts, images = [], [], [()]
+    shape: list[tuple[str, ...] | None] = []
+    texts: list[str] = []
+    images: list[tuple[Any, ...]] = [()]
     for content in contents:
-        is_text = isinstance(content, str)
-        for block in [{"type": "text", "text": content}] if is_text else content:
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for block in blocks:
             if block["type"] == "text":
                 texts.append(block["text"])
                 images.append(())
             else:
                 images[-1] += (block["image"],)
-        shape.append(None if is_text else tuple(block["type"] for block in content))
+        shape.append(None if isinstance(content, str) else tuple(block["type"] for block in blocks))
     return tuple(shape), texts, images
 
 

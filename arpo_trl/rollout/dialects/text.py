@@ -66,10 +66,11 @@ class TextEncoder:
             encode_images (`Callable`, *optional*):
                 Tokenises a text together with the images whose placeholders stand in it.
         """
-        ids = []
+        ids: list[int] = []
         for index, (piece, images) in enumerate(self._pieces(parts)):
             before = anchor if index == 0 else self._joint
             if images:
+                assert encode_images is not None  # who passes images passes it
                 piece_ids = encode_images(before + piece, images)
             else:
                 piece_ids = self._ids(before + piece)

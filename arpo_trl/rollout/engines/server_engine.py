@@ -158,17 +158,22 @@ class ServerEngine:
         self._used.add(request.id)
         self._live.add(request.id)
         self.prompt_tokens += len(request.prompt_ids)
-        self._loop.call_soon_threadsafe(self._open, request)
+        self._running_loop().call_soon_threadsafe(self._open, request)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise RuntimeError("The engine is in no rollout: call `begin` first.")
+        return self._loop
 
     def _open(self, request: Request) -> None:
-        task = self._loop.create_task(self._stream(request))
+        task = self._running_loop().create_task(self._stream(request))
         self._tasks[request.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
 
     def cancel(self, request_id: str) -> None:
         if request_id in self._live:
             self._live.discard(request_id)
-            self._loop.call_soon_threadsafe(self._cancel, request_id)
+            self._running_loop().call_soon_threadsafe(self._cancel, request_id)
             self._events.put(Event(request_id, finish_reason="cancelled"))
 
     def _cancel(self, request_id: str) -> None:
@@ -318,6 +323,7 @@ def served_model_length(base_url: str, model: str, api_key_env: str = "OPENAI_AP
     models = served_models(base_url, api_key_env)
     if model not in models:
         raise ValueError(f"{base_url} has no model {model!r}; set `server_model` to one of {sorted(models)}.")
-    if not isinstance(models[model], int):
+    longest = models[model]
+    if not isinstance(longest, int):
         raise ValueError(f"{base_url} does not say its longest sequence; set `vllm_max_model_length`.")
-    return models[model]
+    return longest

@@ -206,7 +206,7 @@ class TensorParallelRollout:
         dist.all_gather_object(brought, mine, group=self.group)
         answer: list[Any] = [None]
         failure = None
-        if self.leads:
+        if isinstance(self.engine, LeadingEngine):
             self.engine.open = True
             try:
                 answer = [("shares", sample(brought))]

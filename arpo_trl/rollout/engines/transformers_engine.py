@@ -179,7 +179,7 @@ class TransformersEngine:
             self._truncate.append(MinPLogitsWarper(min_p))
         self._seed = seed
         self.generator: torch.Generator | None = None
-        self._model: PreTrainedModel | None = None
+        self._model: Any = None  # the model while a rollout lasts
         self._exit = ExitStack()
         self._waiting: deque[Request] = deque()
         self._cohorts: list[_Cohort] = []
@@ -195,7 +195,7 @@ class TransformersEngine:
             raise RuntimeError("The engine is in a rollout already: call `end` after each one.")
         model = self._exit.enter_context(self.model_context())
         modes = [(module, module.training) for module in model.modules()]
-        self._exit.callback(lambda: [setattr(module, "training", training) for module, training in modes])
+        self._exit.callback(_restore_modes, modes)
         model.eval()
         layers = DynamicCache(config=model.config).layers
         if not all(isinstance(layer, DynamicLayer) for layer in layers):
@@ -301,6 +301,7 @@ class TransformersEngine:
     def _step(self, cohort: _Cohort) -> list[Event]:
         new = cohort.ids.shape[1] - cohort.cache.get_seq_length()
         if cohort.images:
+            assert self._image_encoder is not None  # `submit` has refused images without it
             inputs, cohort.offsets = self._image_encoder.encode(self._model, cohort.ids, cohort.mask, cohort.images)
             cohort.images = []
         else:
@@ -354,6 +355,11 @@ class TransformersEngine:
             return {}
         values = entropy_from_logits(logits[torch.tensor(watched, device=logits.device)]).tolist()
         return {index: [value] for index, value in zip(watched, values, strict=True)}
+
+
+def _restore_modes(modes: list[tuple[torch.nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training
 
 
 def engine_for_trainer(trainer: GRPOTrainer, stop_token_ids: Iterable[int]) -> TransformersEngine:

@@ -93,7 +93,7 @@ def build_llm(model: str, **options: Any) -> LLM:
     options = {"logprobs_mode": "processed_logprobs", **options}
     with preserve_rng_state():
         if current_platform.is_cpu():
-            probe = EntropyProbe
+            probe: type = EntropyProbe
             defaults = {"enforce_eager": True, "dtype": "float32", "block_size": 32, "enable_chunked_prefill": False}
             options = {**defaults, **options}
             if not options["enable_chunked_prefill"] and options.get("max_num_batched_tokens") is not None:
