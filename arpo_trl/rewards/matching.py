@@ -9,7 +9,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from .quantities import Quantity, parse_date, parse_quantity, quantities_equal, simplify_latex
@@ -42,6 +42,10 @@ _ORDINALS = [
 ]
 _BASE = re.compile(r"([\dA-F]+)\s*_\s*\{?(\d+)\}?")
 _CHOICE = re.compile(r"\(?([A-Za-z])(?:\)|[.:、](?=\s|$)|$)")
+_CHOICES = re.compile(r"\(?[A-Za-z]\)?(?:\s*(?:[,;&]|\band\b)\s*\(?[A-Za-z]\)?)+")
+# Between the numbers of a ratio, a score, a clock time or a range: "3:2", "3 to 2", "3-2".
+_BETWEEN = re.compile(r"\s*(?:(?<!:):(?!:)|\bto\b|(?<=[\w%)}])\s*-(?=\s*[\d.$\\(]))\s*")
+_NAME = re.compile(r"[A-Za-z\\∠△][\w\\∠△{}()' ]{0,30}?\s*=(?!=)")
 _MATH_WORDS = re.compile(
     r"\\[A-Za-z]+|(?<![A-Za-z])(?:sqrt|sin|cos|tan|log|ln|exp|pi|infty|inf|mod|gcd|lcm|frac|cup|cap|in|or|and)(?![A-Za-z])"
 )
@@ -104,6 +108,12 @@ def token_f1(prediction: str, gold: str) -> float:
     return 2 * common / (len(predicted) + len(expected))
 
 
+def same_tokens(prediction: str, gold: str) -> float:
+    """1 where the normalised tokens are the same in the same order (SQuAD's exact match), else 0."""
+    predicted, expected = normalize_tokens(prediction[:MAX_ANSWER_CHARS]), normalize_tokens(gold[:MAX_ANSWER_CHARS])
+    return float(bool(expected) and predicted == expected)
+
+
 def _is_closed(tokens: list[str]) -> bool:
     return len(tokens) == 1 and tokens[0] in _CLOSED
 
@@ -123,15 +133,17 @@ def answer_kind(text: str) -> Kind:
         return "text"
     if re.search(r"\\[A-Za-z]{2,}", plain):
         return "math"
-    skeleton = _MATH_WORDS.sub(" ", plain)
+    skeleton = _MATH_WORDS.sub(" ", _NAME.sub("", plain, count=1))
     if not _MATH.fullmatch(skeleton) or re.search(r"[A-Za-z]{2,}", skeleton):
         return "text"
-    is_expression = re.search(r"[\^_=<>≤≥∞π√∪∩∈±×÷]|[\dA-Za-z)\]}]\s*[+*/-]\s*[\dA-Za-z(\\{]|\d[a-z]\b", plain)
+    is_expression = re.search(
+        r"[\^_=<>≤≥∞π√∪∩∈±×÷]|[\dA-Za-z)\]}]\s*[+*/-]\s*[\dA-Za-z(\\{]|\d[a-z]\b|[\da-z)}]!", plain
+    )
     is_list = re.search(r"\d\s*[,;]\s*[-\d]", plain) or (plain[0] in "[({" and plain[-1] in "])}" and "," in plain)
     return "math" if is_expression or is_list else "text"
 
 
-def compare(prediction: str, gold: str) -> float | None:
+def compare(prediction: str, gold: str, texts: Callable[[str, str], float] = token_f1) -> float | None:
     """
     Agreement of one prediction with one accepted answer by the rules that need no algebra.
 
@@ -140,10 +152,12 @@ def compare(prediction: str, gold: str) -> float | None:
             The predicted answer.
         gold (`str`):
             One accepted answer.
+        texts (`Callable[[str, str], float]`, *optional*, defaults to [`token_f1`]):
+            Compares words; [`same_tokens`] for equality.
 
     Returns:
-        `float` or `None`: 1 for equal text, number, date or choice letter; 0 for unequal numbers or full dates; the
-        token F1 of texts; `None` where only algebra can tell (an expression on one side, no word on the other).
+        `float` or `None`: 1 for equal text, number, date, ratio or choice letters; 0 for unequal numbers, full dates or
+        ratios; what `texts` says of words; `None` where only algebra can tell (an expression on one side, no word on the other).
     """
     prediction, gold = prediction[:MAX_ANSWER_CHARS].strip(), gold[:MAX_ANSWER_CHARS].strip()
     if prediction == gold:
@@ -151,6 +165,15 @@ def compare(prediction: str, gold: str) -> float | None:
     predicted_kind, gold_kind = answer_kind(prediction), answer_kind(gold)
     if "empty" in (predicted_kind, gold_kind):
         return 0.0
+    predicted_number, gold_number = parse_quantity(prediction), _gold_quantity(gold, gold_kind)
+    if predicted_number is not None and gold_number is not None:
+        return float(quantities_equal(predicted_number, gold_number))
+    predicted_date, gold_date = parse_date(simplify_latex(prediction)), parse_date(simplify_latex(gold))
+    if predicted_date and gold_date and None not in (predicted_date[2], gold_date[2]):
+        return float(predicted_date == gold_date)
+    predicted_run, gold_run = _number_run(prediction), _number_run(gold)
+    if predicted_run and gold_run:
+        return float(len(predicted_run) == len(gold_run) and all(map(quantities_equal, predicted_run, gold_run)))
     if "math" in (predicted_kind, gold_kind):
         if simplify_latex(prediction).replace(" ", "") == simplify_latex(gold).replace(" ", ""):
             return 1.0
@@ -163,17 +186,26 @@ def compare(prediction: str, gold: str) -> float | None:
         if gold_kind != "text":
             return None if len(prediction) <= _MAX_MATH_CHARS else 0.0
     prediction, gold = simplify_latex(prediction), simplify_latex(gold)
-    predicted_number, gold_number = parse_quantity(prediction), _gold_quantity(gold, gold_kind)
-    if predicted_number is not None and gold_number is not None:
-        return float(quantities_equal(predicted_number, gold_number))
-    predicted_date, gold_date = parse_date(prediction), parse_date(gold)
-    if predicted_date and gold_date and None not in (predicted_date[2], gold_date[2]):
-        return float(predicted_date == gold_date)
     choice = _CHOICE.fullmatch(gold)
     if choice:
         chosen = _CHOICE.match(prediction)
         return float(chosen is not None and chosen[1].casefold() == choice[1].casefold())
-    return token_f1(prediction, gold)
+    if _CHOICES.fullmatch(prediction) and _CHOICES.fullmatch(gold):
+        return float(_letters(prediction) == _letters(gold))
+    if " " not in prediction + gold and prediction.startswith("-") != gold.startswith("-"):
+        return 0.0
+    return texts(prediction, gold)
+
+
+def _letters(choices: str) -> set[str]:
+    return set(re.findall(r"\b[a-z]\b", choices.casefold()))
+
+
+def _number_run(text: str) -> list[Quantity]:
+    """The numbers of a ratio, score, clock time or range, in order; empty where the text is something else."""
+    parts = _BETWEEN.split(simplify_latex(text[:_MAX_MATH_CHARS]))
+    numbers = [parse_quantity(part) for part in parts] if len(parts) > 1 else []
+    return [] if None in numbers else numbers
 
 
 def _compare_lists(prediction: str, gold: str) -> float | None:
@@ -213,9 +245,10 @@ def _list_parts(text: str) -> tuple[str, list[str], str]:
 
 
 def _gold_quantity(gold: str, kind: Kind) -> Quantity | None:
-    """A gold such as "four" is a number, too; "8 Women" (a film) is not."""
+    """A gold such as "four" or "x = 5 cm" is a number, too; "8 Women" (a film) is not."""
     quantity = parse_quantity(gold)
-    return quantity if kind == "number" or (quantity is not None and not quantity.unit) else None
+    named = quantity is not None and (not quantity.unit or (quantity.known_unit and quantity.name))
+    return quantity if kind == "number" or named else None
 
 
 def accepted_answers(ground_truth: object) -> list[str]:

@@ -11,6 +11,9 @@ import zlib
 
 _MAX_CHARS = 100
 _MAX_EXPONENT = 64
+_SMALLEST = 1e-290
+# Twice the relative tolerance within which answers with a decimal point are equal: nearer ones are not judged here.
+_CLEAR = 2e-6
 # Of the letters only those that are to math-verify no constant, function or unit ("5 m" is 5 to it).
 _TOKEN = re.compile(r"\\(?:frac|sqrt|cdot|times|pi)(?![A-Za-z])|\d+(?:\.\d+)?|[abknp-ru-z]|[-+*/^(){}]", re.ASCII)
 
@@ -52,9 +55,10 @@ class _Reader:
         product = self.factor()
         while self.tokens[0] in ("*", r"\cdot", r"\times", "/"):
             if self.tokens.pop(0) == "/":
-                product /= self.power()
+                product = _precise(product / self.power(), product)
             else:
-                product *= self.factor()
+                factor = self.factor()
+                product = _precise(product * factor, product and factor)
         return product
 
     def factor(self) -> float:
@@ -70,7 +74,7 @@ class _Reader:
         exponent = self.group() if self.tokens[0] == "{" else float(self.take(*"0123456789"))
         if abs(exponent) > _MAX_EXPONENT or (base < 0 and exponent != int(exponent)):
             raise _NotPlain
-        return base**exponent
+        return _precise(base**exponent, base)
 
     def atom(self) -> float:
         token = self.tokens.pop(0)
@@ -79,7 +83,8 @@ class _Reader:
             self.take(")")
             return value
         if token == r"\frac":
-            return self.group() / self.group()
+            top = self.group()
+            return _precise(top / self.group(), top)
         if token == r"\sqrt":
             return math.sqrt(self.group())
         if token == r"\pi":
@@ -95,6 +100,13 @@ class _Reader:
         value = self.sum()
         self.take("}")
         return value
+
+
+def _precise(value: float, nonzero: float) -> float:
+    """`value`, unless it is so small that floating point numbers lose digits, where it is not zero by right."""
+    if nonzero and abs(value) < _SMALLEST:
+        raise _NotPlain
+    return value
 
 
 def plain_value(text: str) -> float | None:
@@ -121,7 +133,7 @@ def plain_value(text: str) -> float | None:
 
 def clearly_different(prediction: str, gold: str) -> bool:
     """
-    Whether two expressions are plain and their values are further apart than any rounding.
+    Whether two expressions are plain and their values further apart than any rounding, in proportion to their size.
 
     Args:
         prediction (`str`):
@@ -133,4 +145,4 @@ def clearly_different(prediction: str, gold: str) -> bool:
         `bool`: `False` says nothing: they may be equal, or not plain.
     """
     left, right = plain_value(prediction), plain_value(gold)
-    return left is not None and right is not None and abs(left - right) > 1e-4 * max(1.0, abs(left), abs(right))
+    return left is not None and right is not None and abs(left - right) > _CLEAR * max(abs(left), abs(right))

@@ -5,7 +5,7 @@ from typing import Any
 
 from .answers import extract_answer
 from .conversation import final_turn
-from .matching import accepted_answers, compare
+from .matching import accepted_answers, compare, same_tokens
 from .scoring import score_answers
 
 
@@ -31,8 +31,8 @@ def exact_match_reward(
     completions: Sequence[str | list[dict[str, Any]]], ground_truth: Sequence[object], **kwargs: Any
 ) -> list[float | None]:
     """
-    1 where the final answer equals an accepted one by [`compare`] (normalised text, numbers as numbers, dates as
-    dates; no algebra), else 0.
+    1 where the final answer equals an accepted one by [`compare`] (normalised text, word for word; numbers as numbers,
+    dates as dates; no algebra), else 0.
 
     Args:
         completions (`list`):
@@ -46,7 +46,7 @@ def exact_match_reward(
     rewards: list[float | None] = []
     for completion, cell in zip(completions, ground_truth, strict=True):
         golds, answer = accepted_answers(cell), extract_answer(final_turn(completion))
-        matched = bool(answer) and any(compare(answer, gold) == 1.0 for gold in golds)
+        matched = bool(answer) and any(compare(answer, gold, same_tokens) == 1.0 for gold in golds)
         rewards.append(float(matched) if golds else None)
     return rewards
 
@@ -55,7 +55,8 @@ def math_reward(
     completions: Sequence[str | list[dict[str, Any]]], ground_truth: Sequence[object], **kwargs: Any
 ) -> list[float | None]:
     """
-    1 where the final answer equals an accepted one, by math-verify where an expression is involved, else 0.
+    1 where the final answer equals an accepted one, by math-verify where an expression is involved, word for word where
+    texts are, else 0.
 
     Args:
         completions (`list`):
@@ -67,5 +68,6 @@ def math_reward(
         `list[float | None]`: `None` where there is no accepted answer, none can be parsed, or the comparison took too
         long.
     """
-    scores = f1_reward(completions, ground_truth)
+    answers = [extract_answer(final_turn(completion)) for completion in completions]
+    scores = score_answers(answers, ground_truth, texts=same_tokens)
     return [None if score is None else float(score == 1.0) for score in scores]

@@ -13,6 +13,13 @@ _MAX_DIGITS = 200
 _MINUS = dict.fromkeys(map(ord, "−‐‑‒–—﹣－"), "-")
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _MAGNITUDES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "万": 10**4, "亿": 10**8}
+_MAGNITUDES |= {"hundred": 100, "dozen": 12}
+# Words that change a number where a unit would only name what it counts.
+_NO_UNITS = frozenset(
+    "pi tau sqrt root roots sin cos tan log ln exp mod plus minus times squared cubed factorial over divided and or not"
+    " half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths tenth tenths hundredth hundredths"
+    " thousandth thousandths percent percents score infinity infty".split()
+)
 _MONTHS = [
     "january",
     "february",
@@ -115,7 +122,7 @@ _WORDS = {
 }
 
 _PREFIX = re.compile(
-    r"(?:(?P<name>[A-Za-z](?:_\w)?)\s*=\s*)?(?:(?:about|approximately|approx\.?|roughly|≈)\s*)?"
+    r"(?:(?P<name>[A-Za-z\\∠△][\w\\∠△{}()' ]{0,30}?)\s*=\s*)?(?:(?:about|approximately|approx\.?|roughly|≈)\s*)?"
     r"(?P<sign>[+-]?)\s*(?P<currency>[$€£¥]?)\s*(?P<sign2>-?)\s*"
 )
 _NUMERAL = re.compile(
@@ -162,13 +169,40 @@ def simplify_latex(text: str) -> str:
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
     text = unicodedata.normalize("NFKC", text).replace("⁄", "/").strip()
     text = re.sub(r"^\\\(|\\\)$|^\\\[|\\\]$|^\$\$?(?=.*\$$)|(?<=.)\$\$?$", "", text).strip()
-    text = re.sub(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"\\(?:mathrm|mathbf|mathit|mathsf)\s*\{\s*(\w)\s*\}", _plain_letter, text)
+    text = re.sub(
+        r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 ", text
+    )
     text = re.sub(r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle)(?![A-Za-z])", "", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
+    text = re.sub(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\\lg(?![A-Za-z])", r"\\log_{10}", text)
+    text = re.sub(r"\\colon(?![A-Za-z])|∶", ":", text)
     text = re.sub(r"\^\s*\{?\s*(?:\\circ|°)\s*\}?|\\degrees?(?![A-Za-z])", "°", text)
     text = text.replace("{,}", ",").replace("\\%", "%").replace("\\$", "$")
     text = re.sub(r"\\[,;:! ]|~|\\quad|\\qquad", " ", text)
     return re.sub(r"\s+", " ", text).strip()
+
+
+def _plain_letter(match: re.Match) -> str:
+    """A letter without its font, apart from letters beside it, of which it may not become a part."""
+    before, after = match.string[match.start() - 1 : match.start()], match.string[match.end() : match.end() + 1]
+    return (" " if before.isalpha() else "") + match[1] + (" " if after.isalpha() else "")
+
+
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
+
+
+def parser_latex(text: str) -> str:
+    r"""
+    [`simplify_latex`] for math-verify, which cannot read degree signs nor blanks inside of braces. Degrees are a unit,
+    which is left out, but in a trigonometric function they count.
+    """
+    text = simplify_latex(text)
+    if re.search(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])", text):
+        text = _DEGREES.sub(r"(\1\\cdot\\frac{\\pi}{180})", text)
+    text = re.sub(r"°\s*[CFcf]?(?![A-Za-z])", "", text)
+    return re.sub(r"(?<!\\)\{\s+|\s+(?<!\\)\}", lambda brace: brace[0].strip(), text).strip()
 
 
 @lru_cache(maxsize=512)
@@ -190,6 +224,7 @@ def parse_quantity(text: str) -> Quantity | None:
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1].strip()
     prefix = _PREFIX.match(text)
+    name = re.sub(r"m\s*(?=∠|\\angle)|\\(?:measured)?angle(?![A-Za-z])|[∠\\{}\s]", "", prefix["name"] or "")
     value, end = _read_number(text, prefix.end())
     if value is None:
         return _parse_words(text)
@@ -197,13 +232,13 @@ def parse_quantity(text: str) -> Quantity | None:
         value = -value
     rest = text[end:].strip()
     if re.fullmatch(r"%|per ?cents?|percentage points?", rest.lower()):
-        return Quantity(value, percent=True, name=prefix["name"] or "")
+        return Quantity(value, percent=True, name=name)
     unit, known_unit, factor = _read_unit(rest)
     if unit is None:
         return None
     if prefix["currency"] and not unit:
         unit = _UNITS[prefix["currency"]]
-    return Quantity(value * factor, unit=unit, known_unit=known_unit, name=prefix["name"] or "")
+    return Quantity(value * factor, unit=unit, known_unit=known_unit, name=name)
 
 
 def _read_number(text: str, start: int) -> tuple[Fraction | None, int]:
@@ -242,7 +277,8 @@ def _read_unit(rest: str) -> tuple[str | None, bool, int]:
     if known is not None:
         return known, True, factor
     plain = len(words) <= 3 and all(_UNIT.fullmatch(word) for word in words)
-    if not plain or any(word.lower() in _MONTHS for word in words) or (len(unit) == 1 and unit.isascii()):
+    no_units = any(word in _NO_UNITS or word in _WORDS or word in _MONTHS for word in unit.split())
+    if not plain or no_units or (len(unit) == 1 and unit.isascii()):
         return None, False, 1
     return unit, False, factor
 

@@ -1,14 +1,17 @@
 """Scores answers against the accepted ones, a batch at a time, so that the algebra is done together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from .matching import MAX_ANSWER_CHARS, accepted_answers, compare
+from .matching import MAX_ANSWER_CHARS, accepted_answers, answer_kind, compare, token_f1
 from .math_verifier import MathVerifier, default_verifier
-from .quantities import simplify_latex
+from .quantities import parse_quantity, parser_latex
 
 
 def score_answers(
-    predictions: Sequence[str | None], ground_truths: Sequence[object], verifier: MathVerifier | None = None
+    predictions: Sequence[str | None],
+    ground_truths: Sequence[object],
+    verifier: MathVerifier | None = None,
+    texts: Callable[[str, str], float] = token_f1,
 ) -> list[float | None]:
     r"""
     Agreement of each prediction with its accepted answers, in [0, 1].
@@ -23,6 +26,8 @@ def score_answers(
             One `ground_truth` cell a prediction: a text, a number, or a list of them.
         verifier ([`MathVerifier`], *optional*):
             Judges mathematical expressions. Defaults to this process's own.
+        texts (`Callable[[str, str], float]`, *optional*, defaults to [`token_f1`]):
+            Compares a prediction with an accepted answer where they are words.
 
     Returns:
         `list[float | None]`: `None` where there is no accepted answer or none of them could be compared.
@@ -34,7 +39,7 @@ def score_answers(
         if not golds or not prediction:
             scores.append(0.0 if golds else None)
             continue
-        results = [compare(prediction, gold) for gold in golds]
+        results = [compare(prediction, gold, texts) for gold in golds]
         known = [result for result in results if result is not None]
         scores.append(max(known, default=None))
         if scores[row] != 1.0:
@@ -51,4 +56,23 @@ def score_answers(
 
 
 def _math_pair(prediction: str, gold: str) -> tuple[str, str]:
-    return simplify_latex(prediction[:MAX_ANSWER_CHARS]), simplify_latex(gold[:MAX_ANSWER_CHARS])
+    return parser_latex(prediction[:MAX_ANSWER_CHARS]), parser_latex(gold[:MAX_ANSWER_CHARS])
+
+
+def unreadable_answers(ground_truths: Iterable[object], verifier: MathVerifier | None = None) -> list[str]:
+    """
+    The accepted answers that look mathematical and cannot be read, so that nothing but the same text is known to be
+    right and nothing to be wrong.
+
+    Args:
+        ground_truths (`Iterable`):
+            `ground_truth` cells: a text, a number, or a list of them.
+        verifier ([`MathVerifier`], *optional*):
+            Reads mathematical expressions. Defaults to this process's own.
+    """
+    golds = dict.fromkeys(gold for cell in ground_truths for gold in accepted_answers(cell))
+    mathematical = [gold for gold in golds if answer_kind(gold) == "math" and parse_quantity(gold) is None]
+    if not mathematical:
+        return []
+    verdicts = (verifier or default_verifier()).verify([_math_pair(gold, gold) for gold in mathematical])
+    return [gold for gold, verdict in zip(mathematical, verdicts, strict=True) if verdict is None]

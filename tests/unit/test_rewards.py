@@ -178,6 +178,23 @@ def test_an_empty_call_in_a_plain_text_is_no_use_of_a_tool(call):
     assert arpo_reward(["<answer>"], [text], ["1"], bonus_tools=["python"])[0] in (1.0, -1.0)
 
 
+@pytest.mark.parametrize(
+    ("answer", "truth", "f1"),
+    [
+        ("Germany beat France", "France beat Germany", 1.0),
+        ("Marx Karl", "Karl Marx", 1.0),
+        ("3:2", "2:3", 0.0),
+        ("3 to 2", "2 to 3", 0.0),
+        ("Karl Marx", "Karl Marx.", 1.0),
+    ],
+)
+def test_only_f1_compares_bags_of_words(answer, truth, f1):
+    rows, equal = [conversation(rf"\boxed{{{answer}}}")], float(answer == truth.strip("."))
+    assert f1_reward(completions=rows, ground_truth=[truth]) == [f1]
+    assert exact_match_reward(completions=rows, ground_truth=[truth]) == [equal]
+    assert math_reward(completions=rows, ground_truth=[truth]) == [equal]
+
+
 def test_tool_cost():
     row = conversation("", ("search", ""), "", ("search", ""), "", ("python", ""), "done")
     assert tool_cost_reward(completions=[row, "text"]) == [pytest.approx(-0.3), 0.0]

@@ -1,8 +1,10 @@
 r"""Plain expressions: their values against those that math-verify's own reading of LaTeX has."""
 
+from fractions import Fraction
+
 import pytest
 import sympy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from math_verify import LatexExtractionConfig, parse
 
@@ -54,6 +56,7 @@ def test_what_is_plain_has_the_value_that_math_verify_reads(text):
         (r"2^{-1} \times 10", 5),
         (r"2\pi", 6.283185307179586),
         ("8/2/2", 2),
+        (r"\frac{1}{2^{60}}", 2.0**-60),
     ],
 )
 def test_values_worked_out_by_hand(text, value):
@@ -70,11 +73,28 @@ def test_values_worked_out_by_hand(text, value):
         *["(" * 100, "-(" * 50, r"\sqrt{" * 16],
         "100000000000000000001 - 100000000000000000000",  # floating point would say 0
         r"(\sqrt{10001} - 100)",
+        "(10^{-64})^5",  # floating point would lose digits
+        "(10^{-64})^6",
+        r"10^{-64} \cdot (10^{-64})^4",
     ],
 )
 def test_what_is_not_plain_is_left_to_math_verify(text):
     assert plain_value(text) is None
     assert not clearly_different(text, "7") and not clearly_different("7", text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    digits=st.integers(1, 10**6),
+    more=st.integers(1, 10**6),
+    powers=st.tuples(st.integers(-60, 60), st.integers(-60, 60)),
+)
+def test_what_is_clear_depends_on_the_relative_difference_alone(digits, more, powers):
+    left, right = (rf"{n} \cdot 10^{{{power}}}" for n, power in zip((digits, more), powers, strict=True))
+    values = [Fraction(n) * Fraction(10) ** power for n, power in zip((digits, more), powers, strict=True)]
+    relative = abs(values[0] - values[1]) / max(values)
+    assume(abs(relative - Fraction(2, 10**6)) > 1e-12)
+    assert clearly_different(left, right) == (relative > 2e-6)
 
 
 def test_clearly_different_ones_need_no_worker():
@@ -84,7 +104,7 @@ def test_clearly_different_ones_need_no_worker():
 
 
 @pytest.mark.parametrize(
-    ("prediction", "gold"), [("0.33333", r"\frac{1}{3}"), ("x+1", "1+x"), (r"\sqrt{2}", "1.4142"), ("2+2", "4")]
+    ("prediction", "gold"), [("0.333333", r"\frac{1}{3}"), ("x+1", "1+x"), (r"\sqrt{2}", "1.414213"), ("2+2", "4")]
 )
 def test_near_ones_are_left_to_math_verify(prediction, gold):
     assert not clearly_different(prediction, gold)
