@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..rewards.scoring import unreadable_answers
 from ..tools.calling import tool_schema
 from .columns import check_storable, dataset_of, unpadded, with_column
 from .reading import named_row, read_parts
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GIVEN = "the rows given"
+_ANSWERS_READ = 2000
 _CORE = ("prompt", "question", "ground_truth", "data_source")
 
 
@@ -92,6 +94,7 @@ def load_prompts(
     unanswered = sum(not answers for answers in dataset["ground_truth"])
     if unanswered:
         logger.warning("%d of %d rows have no accepted answer; rewards leave them out.", unanswered, len(dataset))
+    _warn_of_unreadable_answers(dataset["ground_truth"])
     dataset = with_system_prompt(dataset, dialect, tools, system_prompt)
     in_template = tools if dialect == "native" else ()
     if tokenizer is not None and max_prompt_length is not None:
@@ -101,6 +104,20 @@ def load_prompts(
         for number, text in enumerate(render_prompts(shown, tokenizer, in_template)):
             logger.info("Prompt %d of %d as the model sees it:\n%s", number + 1, len(dataset), text)
     return dataset
+
+
+def _warn_of_unreadable_answers(answers: Sequence[Sequence[str]]) -> None:
+    """Looks at up to `_ANSWERS_READ` rows, spread over the dataset."""
+    looked_at = [answers[row] for row in range(0, len(answers), -(-len(answers) // _ANSWERS_READ))]
+    unreadable = unreadable_answers(looked_at)
+    if unreadable:
+        logger.warning(
+            "%d accepted answers of the %d rows looked at are mathematical and cannot be read, so that only the same "
+            "text is right and all else gets no reward; rewrite them or leave these rows out: %s",
+            len(unreadable),
+            len(looked_at),
+            ", ".join(map(repr, unreadable[:5])),
+        )
 
 
 def with_system_prompt(

@@ -252,3 +252,13 @@ def test_what_cannot_be_read_is_said(tmp_path, name, rows, message):
 def test_a_file_that_is_not_there():
     with pytest.raises(FileNotFoundError, match="check the path"):
         load_prompts("nowhere/rows.jsonl")
+
+
+def test_mathematical_answers_that_cannot_be_read_are_named_before_training(caplog):
+    rows = [{"question": "?", "answer": answer} for answer in ("5", r"\frac{1}{\mathrm{e}}", r"A \cap B", "Paris")]
+    load_prompts(rows)
+    (warning,) = [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
+    assert warning.startswith("1 accepted answers of the 4 rows") and warning.endswith(repr(r"A \cap B"))
+    caplog.clear()
+    load_prompts(rows[:2])
+    assert "cannot be read" not in caplog.text

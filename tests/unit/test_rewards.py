@@ -13,6 +13,14 @@ from arpo_trl.rewards.formats import native_format_reward, tagged_format_reward
 from arpo_trl.rewards.math_verifier import MathVerifier
 from arpo_trl.rewards.qa import exact_match_reward, f1_reward, math_reward
 from arpo_trl.rewards.shaping import entropy_bonus_reward, overlong_penalty, tool_cost_reward
+from tests.fuzzed_answers import COMPLETIONS, GOLDS, WRITTEN, check_any, check_values
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    verifier = MathVerifier(num_workers=1, timeout_s=0.5)
+    yield verifier
+    verifier.close()
 
 
 TAGGED = [{"role": "system", "content": "Answer in <answer> and </answer>."}, {"role": "user", "content": "?"}]
@@ -304,6 +312,18 @@ def test_no_input_raises(prompt, completion, truth):
     for reward in resolve_rewards(names, required):
         (value,) = reward(**columns)
         assert value is None or -10 <= value <= 2
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(completion=COMPLETIONS, gold=GOLDS)
+def test_any_text_with_any_accepted_answer(verifier, completion, gold):
+    check_any(completion, gold, verifier)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(prediction=WRITTEN, gold=WRITTEN)
+def test_plain_values_in_any_notation(verifier, prediction, gold):
+    check_values(prediction, gold, verifier)
 
 
 def test_a_pair_that_takes_too_long_is_none_and_the_next_one_is_judged():
