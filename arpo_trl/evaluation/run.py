@@ -38,7 +38,7 @@ def evaluate(
     **prompt_options: Any,
 ) -> dict[str, Any]:
     """
-    Evaluates on one benchmark. What `output_dir` already holds is not sampled again.
+    Evaluates on one benchmark. What `output_dir` already holds is not sampled again, but for what infrastructure failed.
 
     Args:
         benchmark ([`Benchmark`]):
@@ -77,6 +77,7 @@ def evaluate(
     file = SampleFile(folder / "samples.jsonl")
     samples = file.read()
     _check_questions(samples, questions, folder)
+    samples = [sample for sample in samples if not given_up(sample)]  # they are asked again
     done = {sample.key for sample in samples}
     missing = [(q, k) for q in range(len(questions)) for k in range(n) if (q, k) not in done]
     if done:
@@ -150,6 +151,11 @@ def score_samples(
             )
         )
     return samples
+
+
+def given_up(sample: Sample) -> bool:
+    """Whether the engine gave a sample up, or the backend of a tool failed, so that it says nothing of the model."""
+    return sample.infrastructure_failure or sample.finish_reason == "error"
 
 
 def _answer(benchmark: Benchmark, generation: Generation) -> str | None:

@@ -46,11 +46,6 @@ class IncompleteCheckpoint(ValueError):
     """A checkpoint that a run cannot go on from."""
 
 
-def state_file(rank: int) -> str:
-    """Name of the file, in a checkpoint, with what only one process knows."""
-    return f"rollouts_{rank}.pt"
-
-
 def write_manifest(folder: str | Path, args: TrainingArguments) -> None:
     """
     Marks a checkpoint as complete: from now on all its files must be there, in their present size.
@@ -200,8 +195,10 @@ def _listed(settings: Mapping[str, Any], names: Iterable[str]) -> str:
 class CheckpointMixin:
     """
     Makes a [`~transformers.Trainer`] subclass write checkpoints that are whole or not there, and go on from whole ones
-    only. It is to stand before it among the base classes.
+    only, with what was measured since the last log. It is to stand before it among the base classes.
     """
+
+    _state_kind = "trainer"
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
         """Trains, from the beginning or from a checkpoint, see [`find_checkpoint`]; else as in transformers."""
@@ -233,6 +230,41 @@ class CheckpointMixin:
         if self.args.should_save:
             delete_old_checkpoints(run_dir, limit, keep=self.state.best_model_checkpoint)
 
+    # What `Trainer`'s checkpoint lacks, and each process knows by itself
+
+    def _state_file(self, folder: str) -> str:
+        return os.path.join(folder, f"{self._state_kind}_{self.accelerator.process_index}.pt")
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        torch.save(self._process_state(), self._state_file(output_dir))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # Comes last, right before the first step: what evaluation or the construction of loaders changed is put right.
+        super()._load_rng_state(checkpoint)
+        # A cold start's checkpoint had none before.
+        if checkpoint is not None and os.path.isfile(path := self._state_file(checkpoint)):
+            self._restore(torch.load(path, map_location="cpu", weights_only=True))
+
+    def _process_state(self) -> dict[str, Any]:
+        """What this process has measured since the last log, in types that `torch.load` takes without pickle."""
+        return {
+            "metrics": {mode: dict(metrics) for mode, metrics in self._metrics.items()},
+            "loss": self._tr_loss,
+            "total_loss": self._total_loss_scalar,
+            "last_logged_step": self._globalstep_last_logged,
+            "num_tokens": getattr(self, "_total_train_tokens", None),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        for mode, metrics in state["metrics"].items():
+            self._metrics[mode].clear()
+            self._metrics[mode].update(metrics)
+        self._tr_loss = state["loss"].to(self.args.device)
+        self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged_step"]
+        if (num_tokens := state.get("num_tokens")) is not None:
+            self._total_train_tokens = num_tokens
+
     def _complete_checkpoint(self, folder: str) -> None:
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -250,6 +282,8 @@ class RolloutCheckpointMixin(CheckpointMixin):
     A run in deterministic mode that is stopped at any moment and resumed gives the same weights and logs as one that
     was not stopped. Without that mode it goes on from the same state, but arrival times shape its rollouts as ever.
     """
+
+    _state_kind = "rollouts"
 
     _finished_epochs = 0
 
@@ -280,7 +314,6 @@ class RolloutCheckpointMixin(CheckpointMixin):
         super()._save_rng_state(output_dir)
         if self.rollout_log is not None:
             self.rollout_log.flush()
-        torch.save(self._process_state(), os.path.join(output_dir, state_file(self.accelerator.process_index)))
         if self.args.sync_ref_model:
             whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(self.ref_model, options=whole)
@@ -288,20 +321,15 @@ class RolloutCheckpointMixin(CheckpointMixin):
                 torch.save(weights, os.path.join(output_dir, REFERENCE_FILE))
 
     def _process_state(self) -> dict[str, Any]:
-        """What this process knows beyond `Trainer`'s checkpoint, in types that `torch.load` takes without pickle."""
         used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         generator = self._sampler.engine.generator
         return {
+            **super()._process_state(),
             "step": self._step,
             "buffered_inputs": None if used_up else self._buffered_inputs,
             "rollouts": self._rollouts,
             "generator": None if generator is None else generator.get_state(),
             "warnings": self._warnings.state_dict(),
-            # Since the last log
-            "metrics": {mode: dict(metrics) for mode, metrics in self._metrics.items()},
-            "loss": self._tr_loss,
-            "total_loss": self._total_loss_scalar,
-            "last_logged_step": self._globalstep_last_logged,
         }
 
     # Loading
@@ -315,24 +343,16 @@ class RolloutCheckpointMixin(CheckpointMixin):
             model.load_adapter(resume_from_checkpoint, model.active_adapter, is_trainable=True)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        # Comes last, right before the first step: what evaluation or the construction of loaders changed is put right.
         super()._load_rng_state(checkpoint)
-        if checkpoint is not None:
-            path = os.path.join(checkpoint, state_file(self.accelerator.process_index))
-            self._restore(torch.load(path, map_location="cpu", weights_only=True))
-            if self.args.sync_ref_model:
-                weights = torch.load(os.path.join(checkpoint, REFERENCE_FILE), map_location="cpu", weights_only=True)
-                set_model_state_dict(self.ref_model, weights, options=StateDictOptions(full_state_dict=True))
+        if checkpoint is not None and self.args.sync_ref_model:
+            weights = torch.load(os.path.join(checkpoint, REFERENCE_FILE), map_location="cpu", weights_only=True)
+            set_model_state_dict(self.ref_model, weights, options=StateDictOptions(full_state_dict=True))
 
     def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
         self._step, self._rollouts = state["step"], state["rollouts"]
         self._buffered_inputs = send_to_device(state["buffered_inputs"], self.accelerator.device)
         if state["generator"] is not None:
             generator = self._sampler.engine.generator = torch.Generator(self.model.device)
             generator.set_state(state["generator"])
         self._warnings.load_state_dict(state["warnings"])
-        for mode, metrics in state["metrics"].items():
-            self._metrics[mode].clear()
-            self._metrics[mode].update(metrics)
-        self._tr_loss = state["loss"].to(self.args.device)
-        self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged_step"]

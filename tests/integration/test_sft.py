@@ -195,6 +195,29 @@ def test_a_killed_run_goes_on_from_a_whole_checkpoint(sft, demo, tmp_path, caplo
         run(killed, "--resume_from_checkpoint", "true", "--per_device_train_batch_size", "2")
 
 
+def test_what_was_measured_since_the_last_log_outlives_a_kill(sft, demo, tmp_path):
+    """The second log, of steps 3 and 4, is that of a run that was not stopped at step 3."""
+
+    def history(folder, *extra):
+        options = ["--max_steps=4", "--save_strategy=steps", "--save_steps=3", "--logging_steps=2"]
+        sft.main(*arguments(sft, demo, *options, f"--output_dir={folder}", *extra))
+        logs = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+        return [{name: value for name, value in log.items() if "runtime" not in name} for log in logs if "loss" in log]
+
+    whole = history(tmp_path / "whole")
+    assert [log["step"] for log in whole] == [2, 4] and whole[1]["num_tokens"] > whole[0]["num_tokens"] > 0
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "whole", killed, ignore=shutil.ignore_patterns("checkpoint-4"))
+    assert history(killed, "--resume_from_checkpoint=true") == whole
+    # Checkpoints that were made without these go on, too.
+    (killed / "checkpoint-3" / "trainer_0.pt").unlink()
+    manifest = json.loads((killed / "checkpoint-3" / "manifest.json").read_text())
+    assert manifest["files"].pop("trainer_0.pt")
+    (killed / "checkpoint-3" / "manifest.json").write_text(json.dumps(manifest))
+    shutil.rmtree(killed / "checkpoint-4")
+    assert history(killed, "--resume_from_checkpoint=true")[1]["num_tokens"] < whole[1]["num_tokens"]
+
+
 def test_native_dialect_masks_prompt_and_tool_messages(sft, demo):
     """Conversations with tool messages go through TRL's assistant-only loss, the tools' schemas in the prompt."""
     call = {"type": "function", "function": {"name": "search", "arguments": {"query": "captain Bado 1974"}}}

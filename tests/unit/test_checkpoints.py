@@ -13,7 +13,6 @@ from arpo_trl.training.checkpoints import (
     check_complete,
     delete_old_checkpoints,
     find_checkpoint,
-    state_file,
     write_manifest,
 )
 
@@ -23,7 +22,7 @@ def args(tmp_path):
     return ARPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
 
 
-FILES = ("model.safetensors", "rng_state.pth", state_file(0))
+FILES = ("model.safetensors", "rng_state.pth", "rollouts_0.pt")
 
 
 def make_checkpoint(args, step, complete=True, files=FILES):

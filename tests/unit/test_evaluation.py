@@ -324,6 +324,30 @@ def test_a_row_that_the_engine_gave_up_is_no_wrong_answer():
     assert given_up.infrastructure_failure and not cut_off.infrastructure_failure
 
 
+@pytest.mark.parametrize(
+    "failure", [{"finish_reason": "error"}, {"finish_reason": "stop", "infrastructure_failure": True}]
+)
+def test_what_infrastructure_failed_is_asked_again_by_a_later_run(parquet, tmp_path, failure):
+    class FailsOnce(Scripted):
+        failed = False
+
+        def _answer(self, question, key):
+            if key == 10_000 and not self.failed:
+                self.failed = True
+                return Generation([], **failure)
+            return super()._answer(question, key)
+
+    generator = FailsOnce(ANSWERS)
+    assert evaluate(Pubs(parquet), generator, tmp_path, n=2)["num_samples"] == 6
+    asked = len(generator.calls)
+    again = evaluate(Pubs(parquet), generator, tmp_path, n=2)
+    assert generator.calls[asked:] == [10_000]
+    assert again["num_samples"] == 6 and again["unscored"] == 0
+    assert again == evaluate(Pubs(parquet), Scripted(ANSWERS), tmp_path / "never failed", n=2)
+    evaluate(Pubs(parquet), generator, tmp_path, n=2)
+    assert len(generator.calls) == asked + 1
+
+
 def test_nothing_scored_is_no_error(parquet, tmp_path):
     broken = Scripted({question: ["broken"] for question in ANSWERS})
     summary = evaluate(Pubs(parquet), broken, tmp_path)
