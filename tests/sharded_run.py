@@ -3,6 +3,7 @@
 torchrun --nproc_per_node 2 tests/sharded_run.py MODEL_DIR OUTPUT_DIR    # → OUTPUT_DIR/sharded.pt
 """
 
+import collections
 import sys
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from arpo_trl import AEPOConfig, AEPOTrainer, ARPOConfig, ARPOTrainer
 from arpo_trl.training.adapters import merged_parameters
+from arpo_trl.training.vllm_generation import ARPOVLLMGeneration
 from tests.scripted_training import build, reward, search
 from tests.sharding import FSDP2, assert_as_asked
 
@@ -50,8 +52,7 @@ def run(name: str, model_dir: str, output_dir: str, pushes: int = 1, **options) 
         **own,
         **options,
     }
-    lora = options.pop("lora", False)
-    if lora:
+    if options.pop("lora", False):
         options["peft_config"] = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     trainer = build(trainer_class, config_class, model_dir, output_dir, generate=False, **options)
     assert trainer._prefix_sharing_enabled
@@ -60,16 +61,28 @@ def run(name: str, model_dir: str, output_dir: str, pushes: int = 1, **options) 
     assert_as_asked(trainer)
     model, logs = trainer.model, [entry for entry in trainer.state.log_history if "loss" in entry]
     before = {name: whole(parameter) for name, parameter in model.named_parameters()}
-    pushed = before
-    for _ in range(pushes if lora else 0):
-        pushed = {name: whole(value) for name, value in merged_parameters(model)}
+    for _ in range(pushes - 1):
+        collections.deque(merged_parameters(model), maxlen=0)  # all of a push but the gathering, which takes longest
+    pushed = push(trainer)
+    worn = [name for name, value in model.named_parameters() if not torch.equal(whole(value), before[name])]
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 4, dtype=torch.long))
     return {
         **seen,
         "losses": [entry["loss"] for entry in logs],
         "grad_norms": [entry["grad_norm"] for entry in logs],
         "pushed": pushed,
-        "worn": [name for name, value in model.named_parameters() if not torch.equal(whole(value), before[name])],
+        "worn": worn,
+        "left_gathered": sum(not isinstance(parameter, DTensor) for parameter in model.parameters()),
+        "pushed_after_a_pass": push(trainer),
     }
+
+
+def push(trainer) -> dict[str, torch.Tensor]:
+    """What a push of weights would give the engine."""
+    generation = object.__new__(ARPOVLLMGeneration)
+    generation.model, generation.accelerator, generation._dist = trainer.model, trainer.accelerator, trainer._dist
+    return {name: values.clone() for name, values in generation._iter_named_params()}
 
 
 def watch(trainer) -> dict:
@@ -105,7 +118,8 @@ def refusal(model_dir: str, output_dir: str) -> str:
 def main(model_dir: str, output_dir: str) -> None:
     results = {"refusal": refusal(model_dir, output_dir)}
     for name in RUNS:
-        results[name] = run(name, model_dir, output_dir, pushes=100, micro_batch=2, processes=2, **FSDP2)
+        pushes = 100 if name == "bf16" else 1
+        results[name] = run(name, model_dir, output_dir, pushes, micro_batch=2, processes=2, **FSDP2)
     if dist.get_rank() == 0:
         torch.save(results, f"{output_dir}/sharded.pt")
     dist.destroy_process_group()

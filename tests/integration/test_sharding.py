@@ -51,6 +51,14 @@ def test_gradients_are_sharded_and_exact_between_micro_batches(sharded, name):
     assert sharded[name]["gradient_types"] == {torch.float32}
 
 
+@pytest.mark.parametrize("name", sharded_run.RUNS)
+def test_what_a_pass_without_gradients_leaves_gathered_is_pushed_all_the_same(sharded, name):
+    """Evaluation, for one, and then a checkpoint, after which weights are pushed again."""
+    assert sharded[name]["left_gathered"] > 0
+    for parameter, values in sharded[name]["pushed"].items():
+        assert torch.equal(sharded[name]["pushed_after_a_pass"][parameter], values), parameter
+
+
 @pytest.mark.parametrize("name", ["lora", "bf16"])
 def test_a_hundred_weight_pushes_leave_every_bit(sharded, name):
     assert sharded[name]["worn"] == []
