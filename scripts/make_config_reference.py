@@ -12,9 +12,10 @@ import dataclasses
 import importlib
 import inspect
 import json
-import re
 from pathlib import Path
 from typing import Any
+
+from arpo_trl.training.config.described import read_docstring
 
 
 # Title, introduction, module and class of each section.
@@ -51,37 +52,22 @@ command line, too, and the command line wins: `--num_initial_rollouts 4`.
 """
 
 
-def read_docstring(cls: type) -> list[tuple[str | None, dict[str, str]]]:
-    """Groups of a docstring in the style of Hugging Face.
-
-    Args:
-        cls (`type`):
-            A class whose docstring has `Args:` blocks, each under an optional line `> Title of the group`.
-
-    Returns:
-        `list[tuple[str | None, dict[str, str]]]`: For each block its title and the descriptions by argument.
-    """
-    groups: list[tuple[str | None, dict[str, str]]] = []
-    title, names = None, []
-    for line in inspect.cleandoc(cls.__doc__).splitlines():
-        if line.startswith("> "):
-            title = line[2:]
-        elif line == "Args:":
-            groups.append((title, {}))
-        elif groups and (entry := re.fullmatch(r" {4}([\w, ]+) \(.*\):", line)):
-            names = entry[1].split(", ")
-            groups[-1][1].update(dict.fromkeys(names, ""))
-        elif groups and line.startswith(" " * 8):
-            for name in names:
-                groups[-1][1][name] = f"{groups[-1][1][name]} {line.strip()}".strip()
-        elif line:
-            names = []
-    return groups
-
-
 def own_fields(cls: type) -> dict[str, dataclasses.Field]:
-    """The fields that a dataclass declares itself."""
-    return {field.name: field for field in dataclasses.fields(cls) if field.name in cls.__annotations__}
+    """The fields that a dataclass declares itself, or the topics it is made of."""
+    declared = set(cls.__annotations__).union(*(topic.__annotations__ for topic in topics(cls)))
+    return {field.name: field for field in dataclasses.fields(cls) if field.name in declared}
+
+
+def topics(cls: type) -> list[type]:
+    """The classes of one topic that a configuration is made of."""
+    module = "arpo_trl.training.config."
+    return [
+        base for base in cls.__bases__ if base.__module__.startswith(module) and base.__name__.endswith("Arguments")
+    ]
+
+
+def annotation(cls: type, name: str) -> Any:
+    return next(base.__annotations__[name] for base in cls.__mro__ if name in getattr(base, "__annotations__", {}))
 
 
 def default_value(field: dataclasses.Field) -> Any:
@@ -113,7 +99,7 @@ def render_class(cls: type) -> str:
         parts.append("| Option | Type | Default | Meaning |\n|---|---|---|---|")
         for name, description in group.items():
             # Not the field: an argument parser that was built from the class has simplified its type.
-            kind = inspect.formatannotation(cls.__annotations__[name]).replace(" | None", "").replace("typing.", "")
+            kind = inspect.formatannotation(annotation(cls, name)).replace(" | None", "").replace("typing.", "")
             cells = (f"`{name}`", f"`{kind}`", default_of(fields[name]), description)
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         parts.append("")

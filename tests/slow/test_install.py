@@ -50,7 +50,7 @@ def test_wheel_holds_the_package_and_nothing_else(distributions):
 def test_sdist_holds_license_and_readme(distributions):
     with tarfile.open(distributions[0]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    assert {"LICENSE", "README.md", "setup.py", "arpo_trl/training/config.py"} <= names
+    assert {"LICENSE", "README.md", "setup.py", "arpo_trl/training/config/arpo.py"} <= names
 
 
 def test_wheel_installs_and_imports(distributions, tmp_path):

@@ -11,7 +11,8 @@ from transformers import TrainingArguments
 from trl import GRPOConfig
 
 from arpo_trl import AEPOConfig, ARPOConfig
-from arpo_trl.training.config import AEPO_LOSS_TYPES, TRL_CHOICES
+from arpo_trl.training.config.aepo import AEPO_LOSS_TYPES
+from arpo_trl.training.config.checks import TRL_CHOICES
 
 
 def config(config_class=ARPOConfig, **options):
