@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import statistics
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import aepo
@@ -46,7 +47,11 @@ def main(bench_args, script_args, training_args, model_args, dataset_args):
     from arpo_trl import AEPOTrainer
 
     trainer = AEPOTrainer(
-        **trainer_arguments(script_args, training_args, model_args, dataset_args, dialect=training_args.dialect)
+        **trainer_arguments(
+            *(script_args, training_args, model_args, dataset_args),
+            dialect=training_args.dialect,
+            closing=ExitStack(),
+        )
     )
     trainer.model.train()
     if bench_args.tool_latency:

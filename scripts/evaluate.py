@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from arpo_trl.commands.errors import one_sentence_errors
@@ -26,23 +27,23 @@ def run(args) -> None:
     from arpo_trl.tools.registry import resolve_tools
 
     sys.path.insert(0, os.getcwd())  # dotted paths into the user's own folder
-    with one_sentence_errors():
+    with ExitStack() as closing, one_sentence_errors():
         benchmarks = [resolve_benchmark(name, args.limit) for name in args.benchmarks]
         judge = make_judge(args)
-        tools = resolve_tools(args.tools)
+        tools = closing.enter_context(resolve_tools(args.tools))
         tools.preflight()
         model, tokenizer, stops = load_tokenizer(args)
         generator = make_generator(args, model, tokenizer, stops, tools)
-    prompts = {
-        "dialect": args.dialect,
-        "tools": tools.tools,
-        "system_prompt": args.system_prompt,
-        "tokenizer": tokenizer,
-        "num_examples": 1,
-    }
-    summaries = []
-    for benchmark in benchmarks:
-        with one_sentence_errors():
+        closing.callback(generator.sampler.runner.close)
+        prompts = {
+            "dialect": args.dialect,
+            "tools": tools.tools,
+            "system_prompt": args.system_prompt,
+            "tokenizer": tokenizer,
+            "num_examples": 1,
+        }
+        summaries = []
+        for benchmark in benchmarks:
             summary = evaluate(
                 benchmark,
                 generator,
@@ -54,10 +55,8 @@ def run(args) -> None:
                 settings=args.settings(),
                 **prompts,
             )
-        summaries.append(summary)
-        write_summaries(summaries, Path(args.output_dir))
-    generator.sampler.runner.close()
-    tools.close()
+            summaries.append(summary)
+            write_summaries(summaries, Path(args.output_dir))
     print(format_table(summaries))
 
 

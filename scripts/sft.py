@@ -72,10 +72,10 @@ def prepare(dataset, script_args, tokenizer):
             with named_row(f"Row {number}"):
                 examples.append(tokenize_tagged_trace(messages, tokenizer, dialect))
         return dataset_of({column: [example[column] for example in examples] for column in ("input_ids", "labels")})
-    tools = resolve_tools(script_args.tools).tools
+    with resolve_tools(script_args.tools) as tools:
+        schemas = tools.schemas()
     if script_args.environment_factory:
-        tools += factory_tools(load_object(script_args.environment_factory))
-    schemas = [tool_schema(tool) for tool in tools]
+        schemas += [tool_schema(tool) for tool in factory_tools(load_object(script_args.environment_factory))]
     own = dataset["tools"] if "tools" in dataset.column_names else [None] * len(dataset)
     texts = [row if isinstance(row, str) and row else json.dumps(row or schemas) for row in own]
     return dataset_of({"messages": list(conversations(dataset)), "tools": texts})

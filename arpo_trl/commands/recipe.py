@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,12 +115,15 @@ def trainer_arguments(
     model_args: ModelConfig,
     dataset_args: DatasetMixtureConfig,
     dialect: str,
+    closing: ExitStack,
 ) -> dict[str, Any]:
     """Loads what a recipe names, cheap things first, so that a mistake shows before a model is loaded.
 
     Args:
         dialect (`str`):
             How tool calls look, for prompts without a system message.
+        closing (`ExitStack`):
+            Closes what the tools open.
 
     Returns:
         `dict[str, Any]`: Keyword arguments of the trainer.
@@ -134,7 +138,7 @@ def trainer_arguments(
     from ..demo.packaged_models import resolve_model
     from ..extensions import load_object
     from ..rewards.registry import resolve_rewards
-    from ..rollout.environments import factory_tools, rehearse
+    from ..rollout.environments import check_tool_names, factory_tools, rehearse
     from ..tools.cache import ToolCache
     from ..tools.registry import resolve_tools
     from ..training.adapters import check_quantization, tokenizer_source
@@ -147,13 +151,14 @@ def trainer_arguments(
     check_quantization(model_args, training_args.use_vllm)
     sys.path.insert(0, os.getcwd())  # dotted paths into the user's own folder
     reward_funcs = resolve_rewards(script_args.reward_funcs, script_args.reward_kwargs)
-    tools = resolve_tools(script_args.tools)
+    tools = closing.enter_context(resolve_tools(script_args.tools))
     tools.preflight()
     environment_factory, shown = None, tools.tools
     if script_args.environment_factory:
         environment_factory = load_object(script_args.environment_factory)
+        check_tool_names(tools.tools, environment_factory)
         shown = [*tools.tools, *factory_tools(environment_factory)]
-    cache = ToolCache(script_args.tool_cache_dir) if script_args.tool_cache_dir else None
+    cache = closing.enter_context(ToolCache(script_args.tool_cache_dir)) if script_args.tool_cache_dir else None
 
     model = resolve_model(model_args.model_name_or_path, packaged=script_args.packaged_model)
     source, revision = tokenizer_source(model, model_args.model_revision)

@@ -1,6 +1,7 @@
 """What the training scripts do with a recipe: check it, or train, save and push."""
 
 import sys
+from contextlib import ExitStack
 
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig
 
@@ -27,13 +28,14 @@ def train(
 
         algorithm = trainer_class._name if training_args.branching else "GRPO"
         sys.exit(dry_run(algorithm, script_args, training_args, model_args, dataset_args))
-    with one_sentence_errors(), memory_errors(training_args, model_args):
-        trainer = trainer_class(
-            **trainer_arguments(script_args, training_args, model_args, dataset_args, dialect=training_args.dialect)
-        )
-    with memory_errors(training_args, model_args):
-        trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    finish(trainer, script_args, training_args)
+    with ExitStack() as closing:
+        with one_sentence_errors(), memory_errors(training_args, model_args):
+            recipe = script_args, training_args, model_args, dataset_args
+            trainer = trainer_class(**trainer_arguments(*recipe, dialect=training_args.dialect, closing=closing))
+        closing.callback(trainer.close_tools)
+        with memory_errors(training_args, model_args):
+            trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+        finish(trainer, script_args, training_args)
 
 
 def finish(trainer, script_args: ARPOScriptArguments, training_args: GRPOConfig) -> None:

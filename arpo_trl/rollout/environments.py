@@ -2,10 +2,10 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..tools.calling import tool_schema
+from ..tools.calling import tool_schema, tools_by_name
 
 
 # Methods of an environment that are no tools. TRL knows the first two.
@@ -59,13 +59,33 @@ class Environments:
             self._tools[child] = self._bind(self.instances[child])
 
     def _bind(self, instance: Any) -> dict[str, Callable]:
+        check_tool_names(self._shared.values(), type(instance))
         return {**self._shared, **environment_tools(instance)}
 
 
 def environment_tools(instance: Any) -> dict[str, Callable]:
     """The methods of an environment that are tools, by name and in TRL's order."""
-    names = [name for name, _ in inspect.getmembers(type(instance), predicate=inspect.isfunction)]
-    return {name: getattr(instance, name) for name in names if name not in NOT_TOOLS and not name.startswith("_")}
+    return {name: getattr(instance, name) for name in _tool_methods(type(instance))}
+
+
+def _tool_methods(kind: type) -> list[str]:
+    names = [name for name, _ in inspect.getmembers(kind, predicate=inspect.isfunction)]
+    return [name for name in names if name not in NOT_TOOLS and not name.startswith("_")]
+
+
+def check_tool_names(tools: Iterable[Callable], factory: Factory | None = None) -> None:
+    """
+    Makes sure that no row has two tools of one name. The environments of a factory that is no class are looked at only
+    when they are made.
+
+    Raises:
+        ValueError: Where two of `tools`, or one of them and a method of an environment, have one name.
+    """
+    shared = tools_by_name(tools)
+    for kind in factory.values() if isinstance(factory, Mapping) else [factory]:
+        for name in _tool_methods(kind) if inspect.isclass(kind) else []:
+            if name in shared:
+                raise ValueError(f"A tool and a method of {kind.__name__} are named '{name}'; rename one of them.")
 
 
 def factory_tools(factory: Factory) -> list[Callable]:

@@ -201,6 +201,12 @@ class ToolCache:
         """Closes this thread's connection."""
         self._store.close()
 
+    def __enter__(self) -> "ToolCache":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
     def _claim(self, key: str, deadline: float) -> bool:
         """Whether this process is the one to call. A claim ends with its call, its deadline or its process."""
         expire = max(0.001, deadline - time.monotonic())

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -37,6 +37,21 @@ def tool_name(tool: Callable) -> str:
             f"{tool!r} is not a tool: give it a `name`, a JSON `schema` and a `__call__`, or pass a function."
         )
     return name
+
+
+def tools_by_name(tools: Iterable[Callable]) -> dict[str, Callable]:
+    """The tools under the names by which the model calls them.
+
+    Raises:
+        `ValueError`: where two have one name.
+    """
+    named: dict[str, Callable] = {}
+    for tool in tools:
+        name = tool_name(tool)
+        if name in named:
+            raise ValueError(f"Two tools are named '{name}'; rename one of them.")
+        named[name] = tool
+    return named
 
 
 class TypeMismatch(ValueError):

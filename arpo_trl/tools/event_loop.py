@@ -20,6 +20,7 @@ class EventLoop:
 
     def __init__(self):
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads: dict[asyncio.AbstractEventLoop, threading.Thread] = {}
         self._lock = threading.Lock()
         self._unanswered_since: float | None = None
 
@@ -32,7 +33,9 @@ class EventLoop:
                 self._loop = None
             if self._loop is None:
                 self._loop, self._unanswered_since = asyncio.new_event_loop(), None
-                threading.Thread(target=_serve, args=(self._loop,), name="async-tools", daemon=True).start()
+                thread = threading.Thread(target=_serve, args=(self._loop,), name="async-tools", daemon=True)
+                self._threads[self._loop] = thread
+                thread.start()
             return asyncio.run_coroutine_threadsafe(_guarded(awaitable), self._loop)
 
     def check(self) -> None:
@@ -48,11 +51,13 @@ class EventLoop:
                 self._unanswered_since = None
 
     def close(self) -> None:
-        """Ends the loop and cancels what runs on it."""
+        """Ends the loops and cancels what runs on them. One that is blocked ends when the tool lets it."""
         with self._lock:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._loop = None
+            self._loop, threads, self._threads = None, self._threads, {}
+        for loop in threads:
+            loop.call_soon_threadsafe(loop.stop)
+        for thread in threads.values():
+            thread.join(2 * self.patience_s)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -62,6 +67,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         task.cancel()
     if tasks:
         loop.run_until_complete(asyncio.wait(tasks))
+    loop.run_until_complete(loop.shutdown_asyncgens())  # what services keep open as long as the loop lives
     loop.close()
 
 

@@ -22,7 +22,7 @@ class ToolOptions:
         concurrency (`int`, *optional*, defaults to `64`):
             How many calls run at once in this process.
         rate_limit (`float`, *optional*):
-            Calls started per second in this process, evenly spaced.
+            Calls started per second, evenly spaced, by all processes of a run on one machine together.
         max_calls_per_trajectory (`int`, *optional*):
             How many calls of this tool one trajectory may make; calls that cannot be made do not count. Enforced by the
             sampler.

@@ -21,6 +21,7 @@ An entry is a name, a dotted path, or a mapping with `name` or `path`, `argument
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,10 +95,17 @@ class ToolSet:
             raise InfrastructureError("Tools failed their preflight: " + "; ".join(problems))
 
     def close(self) -> None:
-        """Closes what the tools opened."""
-        for owner in self.owners:
-            if hasattr(owner, "close"):
-                owner.close()
+        """Closes what the tools opened: processes, threads, connections."""
+        with ExitStack() as closing:
+            for owner in self.owners:
+                if hasattr(owner, "close"):
+                    closing.callback(owner.close)
+
+    def __enter__(self) -> "ToolSet":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
 
 
 def resolve_tools(specs: Iterable[str | Mapping[str, Any] | Callable]) -> ToolSet:
@@ -114,19 +122,18 @@ def resolve_tools(specs: Iterable[str | Mapping[str, Any] | Callable]) -> ToolSe
         `ValueError`: naming the entry, for unknown names, keys or options, and for two tools of one name.
     """
     tool_set = ToolSet()
-    for spec in specs:
-        if callable(spec) and not isinstance(spec, str):
-            _add(tool_set, [spec], spec, ToolOptions(), None)
-            continue
-        entry = _read(spec)
-        options = _options(entry)
-        try:
-            made = _load(entry)
+    try:
+        for spec in specs:
+            if callable(spec) and not isinstance(spec, str):
+                _add(tool_set, [spec], spec, ToolOptions(), None)
+                continue
+            entry = _read(spec)
+            options, made = _options(entry), _load(entry)
             tools = list(made.tools()) if hasattr(made, "tools") else [made]
             _add(tool_set, tools, made, options, entry.get("preflight"))
-        except BaseException:
-            tool_set.close()
-            raise
+    except BaseException:
+        tool_set.close()
+        raise
     return tool_set
 
 

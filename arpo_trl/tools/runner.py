@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import tenacity
@@ -28,12 +29,13 @@ from .calling import (
     retry_after,
     shorten,
     to_content,
-    tool_name,
+    tools_by_name,
 )
 from .contract import Failure, InfrastructureError, ToolCall, ToolContext, ToolError, ToolResult
 from .event_loop import EventLoop
 from .isolation import IsolatedTool
 from .options import ToolOptions
+from .rate import RateLimit, rate_file
 from .stats import ToolStats
 
 
@@ -84,6 +86,12 @@ class ToolRunner:
             Options by tool name; a tool without an entry runs with the defaults.
         cache ([`ToolCache`], *optional*):
             Where tools whose option `cache` is not `"off"` keep their answers.
+        rate_folder (`Path`, *optional*):
+            Folder in which the processes of a run share each tool's `rate_limit`. Without it this process has the rates
+            for itself.
+
+    Raises:
+        ValueError: Where two tools have one name, or options do not go with the tools.
     """
 
     def __init__(
@@ -91,9 +99,9 @@ class ToolRunner:
         tools: Iterable[Callable] | Mapping[str, Callable] = (),
         options: Mapping[str, ToolOptions] | None = None,
         cache: ToolCache | None = None,
+        rate_folder: Path | None = None,
     ):
-        tools = tools.values() if isinstance(tools, Mapping) else tools
-        self._tools = {tool_name(tool): tool for tool in tools}
+        self._tools = tools_by_name(tools.values() if isinstance(tools, Mapping) else tools)
         self._options = dict(options or {})
         if unknown := self._options.keys() - self._tools.keys():
             raise ValueError(f"Options for tools that do not exist: {', '.join(sorted(unknown))}.")
@@ -117,11 +125,16 @@ class ToolRunner:
         self._finished: deque[_Turn] = deque()
         self._waiting: dict[str, deque[_Job]] = defaultdict(deque)
         self._running: dict[str, set[_Job]] = defaultdict(set)
-        self._next_start: dict[str, float] = defaultdict(float)
+        self._rates = {
+            name: RateLimit(o.rate_limit, rate_folder and rate_file(rate_folder, name))
+            for name, o in self._options.items()
+            if o.rate_limit is not None
+        }
         self._abandoned: dict[int, Any] = {}  # environments by their id
         self._stats: dict[str, ToolStats] = defaultdict(ToolStats)
         self._closed = False
-        threading.Thread(target=self._schedule, name="tool-scheduler", daemon=True).start()
+        self._scheduler = threading.Thread(target=self._schedule, name="tool-scheduler", daemon=True)
+        self._scheduler.start()
 
     def start(
         self,
@@ -246,6 +259,7 @@ class ToolRunner:
             self._waiting.clear()
             self._changed.notify_all()
             self._finished_turn.notify_all()
+        self._scheduler.join()
         for tool in self._isolated.values():
             tool.close()
         self._loop.close()
@@ -328,12 +342,15 @@ class ToolRunner:
         jobs, next_start = [], None
         for name, waiting in self._waiting.items():
             while waiting and len(self._running[name]) < waiting[0].options.concurrency:
-                rate = waiting[0].options.rate_limit
-                if rate is not None:
-                    if self._next_start[name] > now:
-                        next_start = min(self._next_start[name], next_start or float("inf"))
-                        break
-                    self._next_start[name] = max(now, self._next_start[name]) + 1 / rate
+                try:
+                    wait = self._rates[name].take() if name in self._rates else 0.0
+                except OSError as error:
+                    text = f"The rate limit of '{name}' cannot be kept: {error}"
+                    self._answer(waiting.popleft(), ToolResult(name, text, "infrastructure", executed=False))
+                    continue
+                if wait:
+                    next_start = min(now + wait, next_start or float("inf"))
+                    break
                 job = waiting.popleft()
                 job.started = time.monotonic()
                 self._running[name].add(job)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,11 +30,12 @@ from ..rewards.conversation import last_user_text
 from ..rollout.dialects import make_dialect
 from ..rollout.engines.protocol import Engine
 from ..rollout.engines.tensor_parallel import TensorParallelRollout
-from ..rollout.environments import Environments, shown_schemas
+from ..rollout.environments import Environments, check_tool_names, shown_schemas
 from ..rollout.sampler import Limits, Prompt, Sampler
 from ..rollout.tree import RolloutTree, Row, Trajectory
+from ..tools import rate
 from ..tools.cache import ToolCache
-from ..tools.calling import tool_name, tool_schema
+from ..tools.calling import tool_schema, tools_by_name
 from ..tools.options import ToolOptions
 from ..tools.runner import ToolRunner
 from .adapters import check_adapters_for_vllm, is_adapter, load_adapter
@@ -154,7 +156,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
             self._env_tools = {name: shown_schemas(own, len(tools)) for name, own in self._env_tools.items()}
         # TRL binds tools to rows itself only where its own loop calls them; ours are bound by `Environments`.
         self._standalone_tools = []
-        self._shared_tools = {tool_name(tool): tool for tool in tools}
+        self._shared_tools = tools_by_name(tools)
         # A row's last id does not tell whether it was cut off, so the mask is made in `_generate`.
         self._mask_truncated_rows, self.mask_truncated_completions = self.mask_truncated_completions, False
         self._rollouts = {"train": 0, "eval": 0}
@@ -175,8 +177,19 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         dialect = args.dialect if self._has_tools else None
         self._warnings = TrainingWarnings(self._metrics["train"], dialect, self._sample_row)
         self.add_callback(self._warnings)
-        self._tool_runner = ToolRunner(self._shared_tools, tool_options, tool_cache)
-        self._sampler = self._make_sampler(tool_options or {})
+        shared = self.accelerator.num_processes > 1
+        rate_folder = Path(args.output_dir, rate.FOLDER) if shared else None
+        self._tool_runner = ToolRunner(self._shared_tools, tool_options, tool_cache, rate_folder)
+        try:
+            self._sampler = self._make_sampler(tool_options or {})
+        except BaseException:
+            self.close_tools()
+            raise
+
+    def close_tools(self) -> None:
+        """Ends the threads and processes in which tools run, after the last rollout. What a tool opened itself is closed
+        by whoever made it."""
+        self._tool_runner.close()
 
     @staticmethod
     def _check_arguments(args, tools, environment_factory, rollout_func) -> None:
@@ -191,6 +204,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
             raise ValueError("Rows fork after tool results, but there are no tools. Pass `tools`, or branching=False.")
         if args.engine not in (None, "vllm") and args.use_vllm or args.engine == "vllm" and not args.use_vllm:
             raise ValueError(f"engine={args.engine!r} does not go with use_vllm={args.use_vllm}: change one of them.")
+        check_tool_names(tools or (), environment_factory)
         if args.use_vllm:
             check_vllm()
         if args.use_vllm and args.vllm_mode == "server":

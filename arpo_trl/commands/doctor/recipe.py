@@ -97,16 +97,23 @@ def _check_rewards(recipe: Recipe) -> Iterator[Finding]:
 
 def _check_tools(recipe: Recipe) -> Iterator[Finding]:
     """A real call to each tool: the recipe's, else one with made-up arguments, which may fail without consequence."""
+    from ...tools.registry import resolve_tools
+
+    with resolve_tools(recipe.script_args.tools) as recipe.tools:
+        yield from _call_tools(recipe)
+
+
+def _call_tools(recipe: Recipe) -> Iterator[Finding]:
     from ...extensions import load_object
-    from ...rollout.environments import factory_tools
+    from ...rollout.environments import check_tool_names, factory_tools
     from ...tools.calling import tool_name, tool_schema
     from ...tools.contract import ToolCall, ToolContext
-    from ...tools.registry import resolve_tools
     from ...tools.runner import ToolRunner
 
-    tools = recipe.tools = resolve_tools(recipe.script_args.tools)
+    tools = recipe.tools
     if recipe.script_args.environment_factory:
         recipe.environment_factory = load_object(recipe.script_args.environment_factory)
+        check_tool_names(tools.tools, recipe.environment_factory)
         recipe.environment_tools = factory_tools(recipe.environment_factory)
         names = ", ".join(tool_name(tool) for tool in recipe.environment_tools)
         yield Finding("tools", "ok", f"environment {recipe.script_args.environment_factory} with {names}")

@@ -23,8 +23,9 @@ class RetrieverSearch:
             Passages per answer.
         max_passage_chars (`int`, *optional*, defaults to `1000`):
             Longer passages are shortened.
-        request_timeout_s (`float`, *optional*, defaults to `10.0`):
-            Longest wait for one answer; the tool's `timeout_s` bounds the call with its retries.
+        request_timeout_s (`float`, *optional*, defaults to `25.0`):
+            Longest wait for one answer. A request that was given up is not sent again: the server would still be at work
+            on it. Keep it below the tool's `timeout_s`, which bounds the call with its retries.
         api_key_env (`str`, *optional*):
             Environment variable with a key, sent as a bearer token.
     """
@@ -34,7 +35,7 @@ class RetrieverSearch:
         url: str,
         top_k: int = 3,
         max_passage_chars: int = 1000,
-        request_timeout_s: float = 10.0,
+        request_timeout_s: float = 25.0,
         api_key_env: str | None = None,
     ):
         if top_k < 1 or max_passage_chars < 1:

@@ -79,6 +79,7 @@ class WebSearch:
             api_key_env or self._provider.key_env,
             self._provider.key_header,
             timeout_s=request_timeout_s,
+            resend=True,
         )
         self._page_options = dict(pages or {})
         self._reader = construct(PageReader, self._page_options, "`pages`") if read_pages else None
