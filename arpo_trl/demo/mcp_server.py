@@ -1,5 +1,7 @@
-"""A small MCP server, made with the official SDK, for recipes that show one: `python -m arpo_trl.demo.mcp_server`."""
+"""A small MCP server, made with the official SDK, for recipes that show one: `python -m arpo_trl.demo.mcp_server`, with a
+port behind it for streamable HTTP on loopback."""
 
+import sys
 from typing import Annotated
 
 from mcp.server import MCPServer
@@ -29,4 +31,7 @@ def factorize(number: Annotated[int, Field(description=f"At least 2, at most {LA
 
 
 if __name__ == "__main__":
-    server.run()
+    if len(sys.argv) > 1:
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+    else:
+        server.run()
