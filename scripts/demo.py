@@ -74,11 +74,8 @@ def plot(curves: dict[str, list[float]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main(args: argparse.Namespace) -> None:
-    start = time.monotonic()
-    folder = Path(args.output_dir).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    seed = ("--seed", str(args.seed))
+def cold_start(folder: Path, seed: tuple[str, str]) -> None:
+    """Makes the questions and a model that knows the form of calls."""
     run(
         "1/3 task, tokenizer and untrained model",
         folder / "make_demo.log",
@@ -90,11 +87,23 @@ def main(args: argparse.Namespace) -> None:
         *("scripts/sft.py", "--config", "recipes/cpu/sft.yaml", "--model_name_or_path", f"{folder}/model"),
         *("--dataset_name", f"{folder}/sft.jsonl", "--output_dir", f"{folder}/sft", *seed),
     )
+
+
+def main(args: argparse.Namespace) -> None:
+    start = time.monotonic()
+    folder = Path(args.output_dir).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    seed = ("--seed", str(args.seed))
+    if args.cold_start:
+        cold = Path(args.cold_start).resolve()
+    else:
+        cold = folder
+        cold_start(folder, seed)
     run(
         "3/3 ARPO, held-out questions before and after",
         folder / "arpo.log",
-        *("scripts/arpo.py", "--config", "recipes/cpu/arpo.yaml", "--model_name_or_path", f"{folder}/sft"),
-        *("--dataset_name", f"{folder}/train.jsonl", "--eval_dataset_name", f"{folder}/test.jsonl"),
+        *("scripts/arpo.py", "--config", "recipes/cpu/arpo.yaml", "--model_name_or_path", f"{cold}/sft"),
+        *("--dataset_name", f"{cold}/train.jsonl", "--eval_dataset_name", f"{cold}/test.jsonl"),
         *("--output_dir", f"{folder}/arpo", *seed),
     )
     curves = read_curves(folder / "arpo" / "trainer_state.json")
@@ -113,6 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", default="runs/demo", help="Folder to write to (default: runs/demo).")
     parser.add_argument("--seed", type=int, default=0, help="Of everything that is drawn (default: 0).")
+    parser.add_argument("--cold_start", help="Folder of an earlier demo: its cold start and questions are taken.")
     return parser
 
 

@@ -285,6 +285,7 @@ class Tools:
 
     def __exit__(self, *exception) -> None:
         self._stack.close()
+        self._opened.clear()
 
     def call(self, first: int) -> list[str]:
         """`TURN` calls of each kind at once, from the n-th on; what was wrong with the answers."""
@@ -310,14 +311,14 @@ def soak_tools(folder: Path, calls: int, deadline: float) -> dict:
     wrong: list[str] = []
     with Tools(folder) as tools:
         wrong += tools.call(1)
-        a_round = TURN * len(tools)
+        number = len(tools)
     start = Footprint.quiet()
     made = 0
     memory: list[float] = []
     with Tools(folder) as tools:
         while True:
-            wrong += tools.call(made // len(tools) + 1)
-            made += a_round
+            wrong += tools.call(made // number + 1)
+            made += TURN * number
             memory.append(Footprint.now().memory_mb)
             if made >= calls or time.monotonic() > deadline:
                 break

@@ -1,5 +1,6 @@
 """Two processes, real vLLM in each: they train with unequal forks and tools, and stay in step."""
 
+import functools
 import json
 import os
 import signal
@@ -95,13 +96,34 @@ def test_tensor_parallel(model_dir, tmp_path):
     assert leader["logs"][-1]["rollout/longest_chain_s"] == pytest.approx(leader["longest_chain_s"])
 
 
+@pytest.fixture(scope="module")
+def in_one_process(model_dir, tmp_path_factory):
+    """What a run with the same global batch in one process comes to, by its adapter."""
+
+    @functools.cache
+    def run(lora: bool) -> dict:
+        options = {**WHOLE, "per_device_train_batch_size": 32, "lora": lora}
+        script = str(ROOT / "tests" / "resumable_run.py")
+        done = subprocess.run(
+            [sys.executable, script, model_dir, str(tmp_path_factory.mktemp("alone")), json.dumps(options)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        (one,) = results_in(done.stdout)
+        return one
+
+    return run
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("options", [{}, FSDP2, {**FSDP2, "lora": True}], ids=["ddp", "fsdp2", "fsdp2-lora"])
-def test_two_processes_are_one_and_go_on_where_they_were_killed(model_dir, tmp_path, options):
+def test_two_processes_are_one_and_go_on_where_they_were_killed(model_dir, tmp_path, in_one_process, options):
     """The same global batch in one process, and in two that lose a rank and are started again."""
     run = ROOT / "tests" / "resumable_run.py"
-    options = {"use_vllm": True, "max_steps": 4, "logging_steps": 1, **options}
+    one = in_one_process(options.get("lora", False))
+    options = {**WHOLE, **options}
     first, second = results_in(launch(run, model_dir, str(tmp_path / "whole"), json.dumps(options)))
     assert first["weights"] == second["weights"]
 
@@ -111,15 +133,6 @@ def test_two_processes_are_one_and_go_on_where_they_were_killed(model_dir, tmp_p
     main, other = results_in(resumed)
     assert main == first and other["weights"] == second["weights"]  # the log is process 0's
 
-    alone = {name: value for name, value in options.items() if not name.startswith("fsdp")}
-    alone["per_device_train_batch_size"] = 32
-    done = subprocess.run(
-        [sys.executable, str(run), model_dir, str(tmp_path / "alone"), json.dumps(alone)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    (one,) = results_in(done.stdout)
     assert one["norm"] == pytest.approx(first["norm"], rel=1e-6)
     for entry, other in zip(one["logs"], first["logs"], strict=True):
         for name in {"loss", "grad_norm", "reward", "entropy", "rollout/tool_calls"} & entry.keys():

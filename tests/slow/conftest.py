@@ -1,15 +1,39 @@
-"""A vLLM server for all slow tests."""
+"""For all slow tests: a vLLM server, and the demo, whose cold start takes minutes."""
 
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
 import tenacity
 
 from tests.small_models import save_tagged_model
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def run_demo():
+    """Runs the demo with these arguments; what it printed."""
+
+    def run(*arguments) -> str:
+        command = [sys.executable, "scripts/demo.py", *map(str, arguments)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def whole_demo(run_demo, tmp_path_factory):
+    """Folder of the demo with seed 0, from its first step to its last, and what it printed."""
+    folder = tmp_path_factory.mktemp("whole_demo")
+    return folder, run_demo("--output_dir", folder)
 
 
 @pytest.fixture(scope="session")

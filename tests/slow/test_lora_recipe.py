@@ -30,20 +30,16 @@ def command(*arguments) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_lora_recipe_killed_resumed_merged_and_loaded(tmp_path):
+def test_lora_recipe_killed_resumed_merged_and_loaded(whole_demo, tmp_path):
+    start, _ = whole_demo
+
     def run(*arguments) -> str:
         done = subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    run("scripts/make_demo.py", "--output_dir", tmp_path)
-    sft = {"model_name_or_path": "model", "dataset_name": "sft.jsonl", "output_dir": "sft"}
-    run(
-        *("scripts/sft.py", "--config", "recipes/cpu/sft.yaml", "--max_steps", 150),
-        *(part for name, value in sft.items() for part in (f"--{name}", tmp_path / value)),
-    )
-    lora = ["scripts/arpo.py", "--config", "recipes/cpu/arpo_lora.yaml", "--model_name_or_path", tmp_path / "sft"]
-    lora += ["--dataset_name", tmp_path / "train.jsonl", "--eval_strategy", "no", "--eval_on_start", "false"]
+    lora = ["scripts/arpo.py", "--config", "recipes/cpu/arpo_lora.yaml", "--model_name_or_path", start / "sft"]
+    lora += ["--dataset_name", start / "train.jsonl", "--eval_strategy", "no", "--eval_on_start", "false"]
     lora += ["--output_dir", tmp_path / "lora", "--max_steps", 6, "--save_steps", 2]
     lora += ["--per_device_train_batch_size", 64]
 
@@ -62,7 +58,7 @@ def test_lora_recipe_killed_resumed_merged_and_loaded(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     question = [{"role": "user", "content": "In 1974, what is the mascot of the builder of Nipi?"}]
     ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt")["input_ids"]
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "sft")
+    base = AutoModelForCausalLM.from_pretrained(start / "sft")
     before = base(ids).logits
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     adapted = PeftModel.from_pretrained(base, tmp_path / "lora")
