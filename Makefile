@@ -1,4 +1,4 @@
-.PHONY: install demo test test-slow compat lint typecheck style docs lock bench clean
+.PHONY: install demo test test-slow soak compat lint typecheck style docs lock bench clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,9 +25,9 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 # vLLM compiles a few small functions for the CPU with the C++ compiler, if there is one.
 export TORCH_COMPILE_DISABLE ?= $(if $(shell command -v $(CXX)),0,1)
 # Nothing below needs the Hub or reports to anyone.
-demo test test-slow compat bench: export HF_HUB_OFFLINE ?= 1
-demo test test-slow compat bench: export WANDB_MODE ?= offline
-demo test test-slow compat bench: export DO_NOT_TRACK ?= 1
+demo test test-slow soak compat bench: export HF_HUB_OFFLINE ?= 1
+demo test test-slow soak compat bench: export WANDB_MODE ?= offline
+demo test test-slow soak compat bench: export DO_NOT_TRACK ?= 1
 # The tests compare numbers in float32 on a CPU: they see no GPU.
 test test-slow compat: export CUDA_VISIBLE_DEVICES :=
 
@@ -54,6 +54,10 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# Ten thousand tool calls and three hundred updates, and what they leave behind.
+soak: install
+	$(BIN)/python scripts/soak.py --minutes 20
 
 # The contract with TRL and vLLM, on their newest releases: everything else as locked, in an environment of its own.
 compat:

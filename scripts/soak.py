@@ -146,7 +146,10 @@ def double_wait(x: int, seconds: float) -> int:
 CODES = [
     ("print({n})", None),
     ("open('file', 'w').write('x' * 1000)\nprint({n})", None),
-    ("import os\nprint({n}, flush=True)\nif os.fork() == 0:\n    os.setsid()\n    import time\n    time.sleep(60)", None),
+    (
+        "import os\nprint({n}, flush=True)\nif os.fork() == 0:\n    os.setsid()\n    import time\n    time.sleep(60)",
+        None,
+    ),
     ("print({n})\nimport threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", None),
     ("raise ValueError({n})", "tool_error"),
 ]
@@ -176,8 +179,8 @@ def write_function(n: int):
 
 
 def write_late(tool: str, n: int):
-    late = n % 64 == 0
-    arguments = {"x": n, "seconds": 3.0 if late else 0.01}
+    late = n % 128 == 0
+    arguments = {"x": n, "seconds": 60.0 if late else 0.01}
     return tool, arguments, "timeout" if late else None, "given up" if late else str(2 * n)
 
 
@@ -207,14 +210,14 @@ def kinds(folder: Path, server: str, mcp_url: str) -> list[Kind]:
     mcp_server = [sys.executable, importlib.util.find_spec("arpo_trl.demo.mcp_server").origin]
     here = "soak" if __name__ == "__main__" else __name__
     functions = {"path": f"{here}.double"}
-    http = {"request_timeout_s": 0.5}
+    http = {"request_timeout_s": 1.0}
     http_options = {"max_retries": 1, "timeout_s": 20}
     return [
         Kind("function", functions, write_function),
-        Kind("function, async", {"path": f"{here}.double_later", "timeout_s": 1}, partial(write_late, "double_later")),
+        Kind("function, async", {"path": f"{here}.double_later", "timeout_s": 5}, partial(write_late, "double_later")),
         Kind(
             "function, in its own process",
-            {"path": f"{here}.double_wait", "timeout_s": 2, "isolate": True, "concurrency": 2},
+            {"path": f"{here}.double_wait", "timeout_s": 5, "isolate": True, "concurrency": 2},
             partial(write_late, "double_wait"),
         ),
         Kind("sandboxed Python", {"name": "python", "timeout_s": 60, "arguments": {"memory_mb": 256}}, write_python),
@@ -367,7 +370,9 @@ def soak_rollouts(folder: Path, updates: int, deadline: float) -> dict:
             control.should_training_stop |= time.monotonic() > deadline
             if state.global_step == 1:
                 # The pages of vLLM's cache become resident at first use, which would look as if something grew.
-                for cache in trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner.kv_caches:
+                for (
+                    cache
+                ) in trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner.kv_caches:
                     cache.zero_()
             if not seen or state.global_step <= SETTLED:
                 seen[:] = [Footprint.now()]
@@ -386,7 +391,9 @@ def soak_rollouts(folder: Path, updates: int, deadline: float) -> dict:
     trainer.train()
     end = Footprint.settled(seen[0])
     logs = [entry for entry in trainer.state.log_history if "reward" in entry]
-    totals = {name: int(sum(log[f"rollout/{name}"] for log in logs)) for name in ("tool_calls", "forks", "failed_rows")}
+    totals = {
+        name: int(sum(log[f"rollout/{name}"] for log in logs)) for name in ("tool_calls", "forks", "failed_rows")
+    }
     wrong = [f"{totals['failed_rows']} rows failed"] if totals["failed_rows"] else []
     wrong += [f"no {name}" for name in ("tool_calls", "forks") if not totals[name]]
     made = {"updates": len(logs), "rollouts": len(logs), "rows": ROWS * len(logs), **totals}
@@ -406,7 +413,9 @@ def judge(part: dict) -> list[str]:
 
 
 def show(part: dict) -> None:
-    counts = ", ".join(f"{name} {part[name]:,}" for name in part if isinstance(part[name], int) and name != "asked_for")
+    counts = ", ".join(
+        f"{name} {part[name]:,}" for name in part if isinstance(part[name], int) and name != "asked_for"
+    )
     print(f"\n{part['what']}: {counts}; {part['wall_s']:.0f} s\n{'':18}{'start':>10}{'end':>10}")
     for field in fields(Footprint):
         start, end = (getattr(part[moment], field.name) for moment in ("start", "end"))

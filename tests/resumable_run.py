@@ -114,9 +114,6 @@ class Killer(TrainerCallback):
         if self.active and self.during == "update" and state.global_step == self.step:
             kill()
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.now = state.global_step
-
     def on_step_end(self, args, state, control, **kwargs):
         self.now = state.global_step
 

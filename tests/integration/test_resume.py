@@ -109,10 +109,10 @@ DEATHS = {
         (MANIFEST, 3),
         ("optimizer.pt", 4),
         ("deleting", 4),
-        ("rollout", 4),
         ("model.safetensors", 5),
         ("rollouts_0.pt", 5),
         ("update", 5),
+        ("rollout", 6),
     ],
     "lora": [("optimizer.pt", 3), ("update", 3), ("rollout", 6)],
 }

@@ -15,6 +15,7 @@ from tests.small_models import save_tagged_model
 
 
 ROOT = Path(__file__).parents[2]
+WHOLE = {"use_vllm": True, "max_steps": 4, "logging_steps": 1}
 
 
 @pytest.fixture(scope="module")

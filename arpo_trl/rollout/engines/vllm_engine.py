@@ -48,6 +48,10 @@ _RESERVED_SAMPLING_KEYS = frozenset(
 )
 
 
+# Compiled kernels that oneDNN keeps on a CPU, one for each shape.
+ONEDNN_KERNELS = 512
+
+
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
     """Restores the global random states of Python, NumPy and PyTorch (CPU and the current CUDA device) on exit."""
@@ -77,7 +81,9 @@ def build_llm(model: str, **options: Any) -> LLM:
     from unless `options` say otherwise. On a CPU these are the defaults: eager execution (a compilation takes a
     minute); float32 (vLLM would take bfloat16, and logprobs off by a few hundredths); blocks of 32 tokens (vLLM's 128
     would leave most shared prefixes uncached); whole prompts, with `max_num_batched_tokens` raised to hold the longest
-    (vLLM cannot rewind the generator of a seeded request after a partial prefill there).
+    (vLLM cannot rewind the generator of a seeded request after a partial prefill there). There oneDNN, which vLLM
+    multiplies with, keeps a compiled kernel for each shape; unless ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise it
+    keeps 512 of them, not its 1,024, so that memory stays where it is after a few rollouts.
 
     Args:
         model (`str`):
@@ -93,6 +99,7 @@ def build_llm(model: str, **options: Any) -> LLM:
     options = {"logprobs_mode": "processed_logprobs", **options}
     with preserve_rng_state():
         if current_platform.is_cpu():
+            os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(ONEDNN_KERNELS))  # read with the first kernel
             probe: type = EntropyProbe
             defaults = {"enforce_eager": True, "dtype": "float32", "block_size": 32, "enable_chunked_prefill": False}
             options = {**defaults, **options}
