@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import sys
 import time
 from collections import Counter
@@ -109,7 +110,7 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         reward_funcs=None,
         args: ARPOConfig | None = None,
         train_dataset=None,
-        *,
+        *others: Any,
         tools: list[Callable] | None = None,
         tool_options: Mapping[str, ToolOptions] | None = None,
         tool_cache: ToolCache | None = None,
@@ -118,6 +119,8 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
         **kwargs: Any,
     ):
         check_trl()
+        # TRL takes them by position, too: the parameters of its constructor after `train_dataset`.
+        kwargs |= zip(list(inspect.signature(GRPOTrainer.__init__).parameters)[5:], others)
         if args is None:
             args = ARPOConfig()
         self._check_arguments(args, tools, environment_factory, rollout_func)
@@ -432,10 +435,8 @@ class ARPOTrainer(RolloutCheckpointMixin, TokenMicroBatchMixin, PrefixSharingMix
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         # A tool's backend failed, or there is nothing that the policy could have done better.
-        unscored = [
-            row["rollout_info"]["infrastructure_failure"] or not trajectory.sampled
-            for row, trajectory in zip(inputs, self._trajectories(), strict=True)
-        ]
+        infos = [row.get("rollout_info", {"infrastructure_failure": False, "sampled": True}) for row in inputs]
+        unscored = [info["infrastructure_failure"] or not info["sampled"] for info in infos]
         unscored = self.accelerator.gather(torch.tensor(unscored, device=rewards.device))
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["rollout/unscored_rows"].append(
@@ -573,8 +574,9 @@ def rollout_info(trajectory: Trajectory) -> dict[str, Any]:
 
     Returns:
         `dict`: `finish_reason` (`str`), `tool_calls` (`dict[str, int]`, executed calls by tool), `tool_failures` (`int`,
-        with calls that were not executed), `infrastructure_failure` (`bool`: its reward will be `None`), `tool_turns`
-        (`int`), `forked` (`bool`) and `mean_entropy` (`float`, nats, over the watched tokens; `None` where none were).
+        with calls that were not executed), `infrastructure_failure` and `sampled` (`bool`: with the first, or if nothing
+        was sampled for this row itself, its reward will be `None`), `tool_turns` (`int`), `forked` (`bool`) and
+        `mean_entropy` (`float`, nats, over the watched tokens; `None` where none were).
         Watched are the first `entropy_window` tokens of each turn where a reward function has an attribute
         `reads_entropy = True`; otherwise only where a decision to fork asks for them, which differs from row to row.
     """
@@ -585,6 +587,7 @@ def rollout_info(trajectory: Trajectory) -> dict[str, Any]:
         "tool_calls": dict(Counter(result.name for result in results if result.executed)),
         "tool_failures": sum(result.failure is not None for result in results),
         "infrastructure_failure": any(result.failure == "infrastructure" for result in results),
+        "sampled": trajectory.sampled,
         "tool_turns": trajectory.turns,
         "forked": trajectory.parent is not None,
         "mean_entropy": sum(entropies) / len(entropies) if entropies else None,

@@ -5,12 +5,13 @@ import asyncio
 import pytest
 import torch
 from datasets import Dataset
+from transformers import AutoTokenizer, TrainerCallback
 
-from arpo_trl import ARPOConfig
+from arpo_trl import ARPOConfig, ARPOTrainer
 from arpo_trl.rewards import resolve_rewards
 from arpo_trl.tools.contract import InfrastructureError, ToolContext
-from tests.small_models import save_tagged_model, search
-from tests.training_run import make_trainer, summary
+from tests.small_models import count_words, save_tagged_model, search
+from tests.training_run import CPU_RUN, make_trainer, summary
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +214,21 @@ def test_rows_that_never_began_do_not_end_the_run(model_dir, tmp_path, case):
     log = trainer.state.log_history[0]
     assert log["rollout/unscored_rows"] == log["rollout/empty_rows"] == len(never) / len(trainer._rows)
     assert log["loss"] == log["loss"] and log["grad_norm"] > 0
+
+
+def test_what_grpo_is_given_by_position_and_asked_by_hand(model_dir, tmp_path):
+    """Arguments in TRL's order, and rewards of rows that came from no rollout of ours."""
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "w1 w2"}]}] * 2)
+    args = ARPOConfig(
+        output_dir=str(tmp_path), num_generations=2, per_device_train_batch_size=2, branching=False, **CPU_RUN
+    )
+    tokenizer, callback = AutoTokenizer.from_pretrained(model_dir), TrainerCallback()
+    trainer = ARPOTrainer(model_dir, count_words, args, rows, rows.select([0]), tokenizer, None, [callback])
+    assert len(trainer.eval_dataset) == 1 and trainer.processing_class is tokenizer
+    assert callback in trainer.callback_handler.callbacks
+    completions = [[{"role": "assistant", "content": content}] for content in ("w1", "w1 w2 w3")]
+    rewards = trainer._calculate_rewards(list(rows), rows["prompt"][:2], completions, [[4], [4, 5, 6]])
+    assert rewards.flatten().tolist() == pytest.approx([0.1, 0.3])
 
 
 def test_what_can_be_asked_before_training(model_dir, tmp_path):
