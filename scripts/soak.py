@@ -61,7 +61,7 @@ CALLS_A_MINUTE, UPDATES_A_MINUTE = 500, 15
 TURN = 32  # calls of one kind at once
 SETTLED = 20  # updates until memory is to stay
 MOST_GROWTH = 0.02
-ROWS = 32
+ROWS = 64
 
 
 @dataclass
