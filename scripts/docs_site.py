@@ -52,6 +52,7 @@ REFERENCE = {
         [
             *(
                 "Sampler",
+                "Group",
                 "Prompt",
                 "sampler.Limits",
                 "RolloutTree",

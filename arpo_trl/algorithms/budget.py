@@ -20,19 +20,19 @@ def initial_rollouts(
         num_generations (`int`):
             M.
         root_entropies (`Sequence[float]`):
-            H_0 of each probe, normalized. One in the paper; several are a variant from practice. H_root is their mean.
+            H_0 of each pilot, normalized. One in the paper; several are a variant from practice. H_root is their mean.
         tool_entropies (`Sequence[float]`):
-            H_t of every tool step of the probes, normalized. H̄_tool is their mean.
+            H_t of every tool step of the pilots, normalized. H̄_tool is their mean.
         budget_beta (`float`):
             β_b.
         minimum (`int`):
             Rows that have started already, between 1 and M.
 
     Raises:
-        ValueError: If there is no probe.
+        ValueError: If there is no pilot.
     """
     if not root_entropies:
-        raise ValueError("The budget split needs the root entropy of at least one probe.")
+        raise ValueError("The budget split needs the root entropy of at least one pilot.")
     root = math.fsum(root_entropies) / len(root_entropies)
     tool = math.fsum(tool_entropies) / len(tool_entropies) if tool_entropies else root
     x = budget_beta * (root - tool)

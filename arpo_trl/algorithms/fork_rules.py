@@ -38,13 +38,13 @@ class BranchingOptions:
         gamma (`float`, *optional*, defaults to `0.05`):
             γ, weight of that penalty.
         dynamic_budget (`bool`, *optional*, defaults to `False`):
-            Whether a probe decides how many rows start from the prompt, see [`initial_rollouts`].
+            Whether a pilot decides how many rows start from the prompt, see [`initial_rollouts`].
         budget_beta (`float`, *optional*, defaults to `0.5`):
-            β_b, sensitivity of that split to the probe's entropies.
+            β_b, sensitivity of that split to the pilot's entropies.
         num_probes (`int`, *optional*, defaults to `1`):
             Rows whose entropies decide the split.
         probe (`str`, *optional*, defaults to `"trajectory"`):
-            `"trajectory"` (the split is fixed when the probes have ended) or `"first_tool"` (after each probe's first
+            `"trajectory"` (the split is fixed when the pilots have ended) or `"first_tool"` (after each pilot's first
             tool step).
     """
 

@@ -49,7 +49,7 @@ class Group:
         options ([`BranchingOptions`], *optional*):
             When to fork; `None` starts independent rows.
         num_initial (`int`):
-            N; with a dynamic budget the rows that start whatever the probe says.
+            N; with a dynamic budget the rows that start whatever the pilot says.
         vocab_size (`int`):
             V, for normalising entropies.
         max_turns (`int`):
@@ -78,7 +78,7 @@ class Group:
         self._tool_entropies: dict[int, list[float]] = {}
 
     def start(self) -> list[Trajectory]:
-        """The first rows: all without branching, else N, or as many as AEPO needs whatever its probe says."""
+        """The first rows: all without branching, else N, or as many as AEPO needs whatever its pilot says."""
         if not self.branching:
             return [self.tree.root(can_fork=False) for _ in range(self.tree.size)]
         return [self.tree.root() for _ in range(self._first)]
@@ -125,7 +125,7 @@ class Group:
         return normalize_entropy(entropies, self.options.norm, self.options.window, self.vocab_size)
 
     def _fix_budget(self) -> list[Trajectory]:
-        """AEPO: N from the first rows, the probes, as soon as they have shown enough."""
+        """AEPO: N from the first rows, the pilots, as soon as they have shown enough."""
         if self.num_initial is not None:
             return []
         probes = self.tree.trajectories[: self.options.num_probes]

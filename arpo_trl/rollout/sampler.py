@@ -63,7 +63,7 @@ class Sampler:
             Seconds of the last rollout in which the engine had nothing to do.
         longest_chain_s (`float`):
             Of its rows the longest chain of what had to happen one after another: the engine's steps while a turn was
-            sampled, the tools it called, and before a fork, a row that AEPO's probe allowed or one that fills the
+            sampled, the tools it called, and before a fork, a row that AEPO's pilot allowed or one that fills the
             group up, what had to be known first. No rollout can be faster than this or than the engine's `busy_s`.
     """
 

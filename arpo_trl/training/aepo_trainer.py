@@ -33,7 +33,7 @@ class AEPOTrainer(ARPOTrainer):
     Trainer for Agentic Entropy-Balanced Policy Optimization (AEPO), from the paper [Agentic Entropy-Balanced Policy
     Optimization](https://huggingface.co/papers/2510.14545).
 
-    It is an [`ARPOTrainer`] with four parts more, each with a switch in [`AEPOConfig`]: a probe divides the rows of a
+    It is an [`ARPOTrainer`] with four parts more, each with a switch in [`AEPOConfig`]: a pilot divides the rows of a
     prompt into roots and forks, consecutive forks of a path make the next one less likely, tokens clipped at 1+ε_h
     keep a gradient, and advantages are weighted by the entropy of their token.
 

@@ -28,7 +28,7 @@ class AEPOConfig(ARPOConfig):
 
     Args:
         dynamic_budget (`bool`, *optional*, defaults to `True`):
-            Whether a probe decides how many rows start from the prompt: N = M·σ(β_b·(H_root − H̄_tool)). If `False`,
+            Whether a pilot decides how many rows start from the prompt: N = M·σ(β_b·(H_root − H̄_tool)). If `False`,
             `num_initial_rollouts`.
         branch_penalty (`bool`, *optional*, defaults to `True`):
             Whether consecutive forks at high-entropy steps of a path make the next one less likely.
@@ -41,11 +41,11 @@ class AEPOConfig(ARPOConfig):
 
     Args:
         min_initial_rollouts (`int`, *optional*):
-            Rows that start whatever the probe says, and least N. If `None`, a quarter of `num_generations`.
+            Rows that start whatever the pilot says, and least N. If `None`, a quarter of `num_generations`.
         budget_beta (`float`, *optional*, defaults to `0.5`):
             β_b, how far a difference of one unit of `entropy_norm` moves N.
         probe (`str`, *optional*, defaults to `"trajectory"`):
-            When N is fixed: `"trajectory"` (the probe has ended, as in the paper) or `"first_tool"` (the entropy after
+            When N is fixed: `"trajectory"` (the pilot has ended, as in the paper) or `"first_tool"` (the entropy after
             its first tool result is known).
         branch_gamma (`float`, *optional*, defaults to `0.05`):
             γ, what one fork takes from the probability of the next.
