@@ -15,8 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.hub_stand_ins import fill_cache
-
 
 ROOT = Path(__file__).parents[1]
 
@@ -85,11 +83,17 @@ def verdicts(reference: Results, ours: Results) -> dict[str, str]:
     return verdict
 
 
-def main() -> int:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, help="tests/test_grpo_trainer.py of a TRL checkout")
     parser.add_argument("-k", dest="select", help="which tests, as in pytest")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main(arguments: argparse.Namespace) -> int:
+    sys.path.insert(0, str(ROOT))
+    from tests.hub_stand_ins import fill_cache
+
     names = sorted(
         set(
             re.findall(
@@ -118,4 +122,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(make_parser().parse_args()))
