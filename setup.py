@@ -24,6 +24,7 @@ DEPENDENCIES = {
         "httpx>=0.27",
         "huggingface-hub>=1.0",
         "math-verify>=0.9",
+        "mpmath>=1.3",
         "numpy>=1.26",
         "packaging>=24",
         "pillow>=10.0",

@@ -37,7 +37,7 @@ ELSEWHERE = {
 # where there are two; `module.*` is everything public in the module or package of that name; `package.__all__` what a
 # package exports; `module.TABLE` are the objects whose dotted paths a table lists.
 REFERENCE = {
-    "trainers": ("Trainers and their options", ["arpo_trl.__all__", "prefix_sharing.__all__"]),
+    "trainers": ("Trainers and their options", ["arpo_trl.__all__", "check_group_sizes", "prefix_sharing.__all__"]),
     "algorithms": ("Algorithms as functions", ["algorithms.*"]),
     "rewards": ("Rewards", ["registry.REWARDS", "rewards.__all__"]),
     "tools": (

@@ -422,14 +422,18 @@ def show(part: dict) -> None:
         print(f"{field.name.replace('_', ' '):18}{start:>10}{end:>10}", flush=True)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20, help="at most so long (default: 20)")
     parser.add_argument("--calls", type=int, help="of tools (default: 500 a minute)")
     parser.add_argument("--updates", type=int, help="default: 15 a minute")
     parser.add_argument("--only", choices=("tools", "rollouts"), help="only this part")
     parser.add_argument("--json", type=Path, help="file for the figures")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = make_parser().parse_args(arguments)
     deadline = time.monotonic() + 60 * args.minutes
     parts = {
         "tools": (soak_tools, args.calls or round(CALLS_A_MINUTE * args.minutes)),
