@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,7 @@ def test_a_run_that_asks_for_fsdp_and_would_not_be_sharded_is_refused(sharded, t
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_cold_start_is_the_same_in_shards_and_goes_on_from_its_checkpoint(tmp_path):
     rng = random.Random(0)
     rows = [{"messages": tagged_trace(question, rng)} for question in questions(32, seed=0)]
@@ -96,6 +98,8 @@ def test_the_cold_start_is_the_same_in_shards_and_goes_on_from_its_checkpoint(tm
             "save_steps": 1,
             "logging_steps": 1,
             "lr_scheduler_type": "constant",
+            "learning_rate": 0.1,
+            "adam_epsilon": 1.0,  # less would turn the rounding of a tiny gradient into a step of full length
             "bf16": True,
             **options,
         }
@@ -115,9 +119,9 @@ def test_the_cold_start_is_the_same_in_shards_and_goes_on_from_its_checkpoint(tm
     one = arguments("one", per_device_train_batch_size=8)
     subprocess.run([sys.executable, script, *one], env=environment, check=True, capture_output=True)
     launch(sharded, script, *arguments("two", **fsdp))
-    assert losses("two") == pytest.approx(losses("one"), rel=1e-3)
-    launch(sharded, script, *arguments("stopped", max_steps=2, **fsdp))
-    launch(sharded, script, *arguments("stopped", resume_from_checkpoint=True, **fsdp))
-    assert losses("stopped") == losses("two")
+    assert (whole := losses("two")) == pytest.approx(losses("one"), rel=1e-3)
+    shutil.rmtree(tmp_path / "two" / "checkpoint-3")
+    launch(sharded, script, *arguments("two", resume_from_checkpoint=True, **fsdp))
+    assert losses("two") == whole
     refused = launch(Path(script), *arguments("refused", **fsdp), dies=True)
     assert "FSDP is asked for, but accelerate does not shard" in refused
