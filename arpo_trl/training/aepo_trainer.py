@@ -23,9 +23,10 @@ from ..algorithms.kl import decayed_beta, scoped_kl
 from ..extensions import resolve
 from ..reporting.metrics import Share, combine
 from ..rollout.tree import RolloutTree, Trajectory
-from .arpo_trainer import ARPOTrainer, sampled_mask, with_guarded_logps
+from .arpo_trainer import ARPOTrainer
 from .config import AEPOConfig
 from .papers import PAPERS
+from .rollout_batch import sampled_mask, with_guarded_logps
 
 
 class AEPOTrainer(ARPOTrainer):

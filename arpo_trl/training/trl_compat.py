@@ -9,7 +9,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -196,6 +196,12 @@ def check_vllm() -> None:
             f"arpo_trl works with vLLM {SUPPORTED_VLLM}, installed is {installed}: run "
             f'`pip install "vllm{SUPPORTED_VLLM}"`.'
         )
+
+
+def check_rollout_func(rollout_func: Callable | None) -> None:
+    """Refuses TRL's `rollout_func`."""
+    if rollout_func is not None:
+        raise ValueError("`rollout_func` replaces what ARPOTrainer is for. Remove it, or use TRL's GRPOTrainer.")
 
 
 def check_server_mode(args: trl.GRPOConfig) -> None:

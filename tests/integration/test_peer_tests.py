@@ -12,7 +12,7 @@ import pytest
 from arpo_trl import ARPOConfig
 from arpo_trl.rollout.engines.protocol import Request
 from arpo_trl.rollout.engines.transformers_engine import TransformersEngine
-from arpo_trl.training.arpo_trainer import check_rollout_func
+from arpo_trl.training.trl_compat import check_rollout_func
 
 
 ROOT = Path(__file__).parents[2]
