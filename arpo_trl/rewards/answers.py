@@ -24,7 +24,8 @@ def extract_boxed(text: str) -> str | None:
         `str` or `None`: the content without surrounding blanks, possibly empty; `None` where there is no complete box.
     """
     opened: list[tuple[int, int, bool]] = []
-    box = None  # (start of the command, start of the content, end of the content, end of the box)
+    # (start of the command, start of the content, end of the content, end of the box)
+    box: tuple[int, int, int, int] | None = None
     for match in _BRACES.finditer(text):
         if match["box"] or match["open"]:
             opened.append((match.start(), match.end(), match["box"] is not None))
@@ -32,8 +33,10 @@ def extract_boxed(text: str) -> str | None:
             command, start, is_box = opened.pop()
             if not is_box:
                 continue
-            holds_only_a_box = box is not None and (start, match.start()) == (box[0], box[3])
-            box = (command, *(box[1:3] if holds_only_a_box else (start, match.start())), match.end())
+            end = match.start()
+            if box is not None and (start, end) == (box[0], box[3]):  # holds only a box
+                _, start, end, _ = box
+            box = (command, start, end, match.end())
     return None if box is None else text[box[1] : box[2]].strip()
 
 

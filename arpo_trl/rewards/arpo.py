@@ -50,7 +50,7 @@ def tagged_format_error(completion: str | list[dict[str, Any]], require_thinking
         return "no final turn"
     tools = {"search", "python", "calculator", *tools_answered(completion)}
     opened: list[str] = []
-    seen = Counter()
+    seen: Counter[str] = Counter()
     for closing, name in _TAG.findall("\n".join(turns)):
         inside = opened[-1] if opened else None
         if inside is not None and inside != "think" and name != inside:
@@ -76,7 +76,7 @@ def tagged_format_error(completion: str | list[dict[str, Any]], require_thinking
         return "not exactly one <answer>, in the last turn"
     if turns[-1].rpartition("</answer>")[2].strip():
         return "text after </answer>"
-    return None if extract_boxed(extract_tagged(turns[-1])) else r"no \boxed{} in <answer>"
+    return None if extract_boxed(extract_tagged(turns[-1]) or "") else r"no \boxed{} in <answer>"
 
 
 def native_format_error(completion: str | list[dict[str, Any]]) -> str | None:
@@ -142,7 +142,7 @@ def arpo_reward(
         extract_answer(final_turn(completion)) if good else None
         for completion, good in zip(completions, form_is_good, strict=True)
     ]
-    rewards = []
+    rewards: list[float | None] = []
     for completion, good, accuracy in zip(
         completions, form_is_good, score_answers(answers, ground_truth), strict=True
     ):

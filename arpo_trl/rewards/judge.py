@@ -209,7 +209,7 @@ class LLMJudge:
             reraise=True,
         )
         try:
-            verdict = await retrying(self._ask, client, prompt, prediction)
+            verdict: bool = await retrying(self._ask, client, prompt, prediction)
         except (httpx.HTTPError, _NoVerdict, _CutOff, ValueError, KeyError, IndexError, TypeError) as error:
             logger.warning("The judge at %s gave no verdict: %s: %s", self.url, type(error).__name__, error)
             return None

@@ -177,9 +177,9 @@ def compare(prediction: str, gold: str, texts: Callable[[str, str], float] = tok
     if "math" in (predicted_kind, gold_kind):
         if simplify_latex(prediction).replace(" ", "") == simplify_latex(gold).replace(" ", ""):
             return 1.0
-        based = _BASE.fullmatch(simplify_latex(prediction)), _BASE.fullmatch(simplify_latex(gold))
-        if all(based):
-            return float(based[0].groups() == based[1].groups())
+        based, gold_based = _BASE.fullmatch(simplify_latex(prediction)), _BASE.fullmatch(simplify_latex(gold))
+        if based and gold_based:
+            return float(based.groups() == gold_based.groups())
         listed = _compare_lists(prediction, gold)
         if listed is not None:
             return listed
@@ -204,8 +204,13 @@ def _letters(choices: str) -> set[str]:
 def _number_run(text: str) -> list[Quantity]:
     """The numbers of a ratio, score, clock time or range, in order; empty where the text is something else."""
     parts = _BETWEEN.split(simplify_latex(text[:_MAX_MATH_CHARS]))
-    numbers = [parse_quantity(part) for part in parts] if len(parts) > 1 else []
-    return [] if None in numbers else numbers
+    return _quantities(parts) if len(parts) > 1 else []
+
+
+def _quantities(parts: list[str]) -> list[Quantity]:
+    """The parts as numbers; empty where one of them is something else."""
+    numbers = [number for part in parts if (number := parse_quantity(part)) is not None]
+    return numbers if len(numbers) == len(parts) else []
 
 
 def _compare_lists(prediction: str, gold: str) -> float | None:
@@ -216,10 +221,8 @@ def _compare_lists(prediction: str, gold: str) -> float | None:
         `float` or `None`: `None` where either is no such list, or a part needs algebra.
     """
     (opening, predicted, closing), (gold_opening, expected, gold_closing) = _list_parts(prediction), _list_parts(gold)
-    if not predicted or not expected:
-        return None
-    predicted_numbers, expected_numbers = [parse_quantity(p) for p in predicted], [parse_quantity(p) for p in expected]
-    if None in predicted_numbers or None in expected_numbers:
+    predicted_numbers, expected_numbers = _quantities(predicted), _quantities(expected)
+    if not predicted_numbers or not expected_numbers:
         return None
     unordered = {opening + closing, gold_opening + gold_closing} <= {"", "{}"}
     if not unordered and (opening, closing) != (gold_opening, gold_closing):

@@ -1,5 +1,6 @@
 """Mathematical equality by math-verify, in worker processes that can be stopped."""
 
+import contextlib
 import json
 import os
 import select
@@ -26,7 +27,7 @@ class _Worker:
     """One worker process, started at its first pair and again after it was stopped."""
 
     def __init__(self):
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def judge(self, prediction: str, gold: str, timeout_s: float) -> bool | None:
         if self.process is None:
@@ -37,13 +38,14 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            if self._read_line(_START_S) != b"ready\n":
+            if _read_line(self.process, _START_S) != b"ready\n":
                 self.stop()
                 raise RuntimeError("The math-verify worker did not start; install it with `pip install math-verify`.")
+        assert self.process.stdin is not None  # a pipe
         try:
             self.process.stdin.write(json.dumps([prediction, gold, timeout_s]).encode() + b"\n")
             self.process.stdin.flush()
-            answer = self._read_line(_SILENCE_S)
+            answer = _read_line(self.process, _SILENCE_S)
         except BrokenPipeError:
             answer = b""
         if not answer:
@@ -51,18 +53,19 @@ class _Worker:
             return None
         return json.loads(answer)
 
-    def _read_line(self, timeout_s: float) -> bytes:
-        """One line, or `b""` where none came in time or the process has ended. Lines are short: never torn."""
-        readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
-        return self.process.stdout.readline() if readable else b""
-
     def stop(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdin.close()
-            self.process.stdout.close()
+            # Closes the pipes and waits for its end; of a request there may be a part that cannot be sent any more.
+            with contextlib.suppress(BrokenPipeError), self.process:
+                self.process.kill()
             self.process = None
+
+
+def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+    """One line, or `b""` where none came in time or the process has ended. Lines are short: never torn."""
+    assert process.stdout is not None  # a pipe
+    readable, _, _ = select.select([process.stdout], [], [], timeout_s)
+    return process.stdout.readline() if readable else b""
 
 
 class MathVerifier:

@@ -112,7 +112,9 @@ def main() -> None:
 
     grader.sympy_numeric_eq = numeric_eq
 
-    def with_symbols_of(gold: object, expression: object) -> object:
+    def with_symbols_of(
+        gold: sympy.Basic | sympy.MatrixBase, expression: sympy.Basic | sympy.MatrixBase
+    ) -> sympy.Basic | sympy.MatrixBase:
         """One and the same letter may be read as real in one answer and as complex in the other."""
         names = {symbol.name: symbol for symbol in gold.free_symbols}
         other = {s: names[s.name] for s in expression.free_symbols if s.name in names and s != names[s.name]}

@@ -45,7 +45,7 @@ def exact_match_reward(
     """
     rewards: list[float | None] = []
     for completion, cell in zip(completions, ground_truth, strict=True):
-        golds, answer = accepted_answers(cell), extract_answer(final_turn(completion))
+        golds, answer = accepted_answers(cell), extract_answer(final_turn(completion)) or ""
         matched = bool(answer) and any(compare(answer, gold, same_tokens) == 1.0 for gold in golds)
         rewards.append(float(matched) if golds else None)
     return rewards

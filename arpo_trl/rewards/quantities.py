@@ -224,6 +224,7 @@ def parse_quantity(text: str) -> Quantity | None:
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1].strip()
     prefix = _PREFIX.match(text)
+    assert prefix is not None  # all of it may be missing
     name = re.sub(r"m\s*(?=∠|\\angle)|\\(?:measured)?angle(?![A-Za-z])|[∠\\{}\s]", "", prefix["name"] or "")
     value, end = _read_number(text, prefix.end())
     if value is None:

@@ -60,7 +60,7 @@ def entropy_bonus_reward(
     return [None if entropy is None else coefficient * entropy for entropy in entropies]
 
 
-entropy_bonus_reward.reads_entropy = True
+vars(entropy_bonus_reward)["reads_entropy"] = True
 
 
 def overlong_penalty(

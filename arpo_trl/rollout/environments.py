@@ -83,7 +83,9 @@ def check_tool_names(tools: Iterable[Callable], factory: Factory | None = None) 
     """
     shared = tools_by_name(tools)
     for kind in factory.values() if isinstance(factory, Mapping) else [factory]:
-        for name in _tool_methods(kind) if inspect.isclass(kind) else []:
+        if not inspect.isclass(kind):
+            continue
+        for name in _tool_methods(kind):
             if name in shared:
                 raise ValueError(f"A tool and a method of {kind.__name__} are named '{name}'; rename one of them.")
 

@@ -24,14 +24,14 @@ import diskcache
 from diskcache import core
 
 from .calling import parameters_of, to_content, tool_name
-from .contract import InfrastructureError, ToolError
+from .contract import Failure, InfrastructureError, ToolError
 from .options import ToolOptions
 
 
 # Longer text is not worth keeping: the model never sees that much of it.
 STORED_CHARS = 1_000_000
 
-Answer = tuple[Any, str | None]  # content and failure, as in `ToolResult`
+Answer = tuple[Any, Failure | None]  # content and failure, as in `ToolResult`
 
 
 class ReplayMiss(InfrastructureError):
@@ -107,7 +107,7 @@ class ToolCache:
 
     def get_or_call(
         self, key: str, call: Callable[[], Answer], options: ToolOptions, over: threading.Event, deadline: float
-    ) -> tuple[Any, str | None, bool]:
+    ) -> tuple[Any, Failure | None, bool]:
         """Answers from the cache or by one call, whatever number of threads and processes ask.
 
         Args:
@@ -130,14 +130,14 @@ class ToolCache:
             self.put(key, answer)
             return *answer, False
         if options.cache == "replay":
-            answer = self.get(key)
-            if answer is None:
+            recorded = self.get(key)
+            if recorded is None:
                 raise ReplayMiss("This call is not in the recorded cache.")
-            return *answer, True
+            return *recorded, True
         try:
-            answer = self._lead_or_follow(key, over, deadline)
-            if answer is not None:
-                return *answer, True
+            known = self._lead_or_follow(key, over, deadline)
+            if known is not None:
+                return *known, True
             try:
                 answer = call()
                 self.put(key, answer, None if answer[1] is None else options.negative_ttl_s)

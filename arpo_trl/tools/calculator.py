@@ -4,6 +4,7 @@ import ast
 import math
 import operator
 import warnings
+from typing import Any
 
 import simpleeval
 
@@ -119,7 +120,9 @@ class _Arithmetic(simpleeval.SimpleEval):
             warnings.simplefilter("ignore", DeprecationWarning)
             super().__init__(OPERATORS, FUNCTIONS, NAMES)
         allowed = (ast.Expr, ast.Name, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Call)
-        self.nodes = {kind: self.nodes[kind] for kind in allowed} | {ast.Constant: self._number}
+        self.nodes: dict[type[ast.AST], Any] = {kind: self.nodes[kind] for kind in allowed} | {
+            ast.Constant: self._number
+        }
 
     @staticmethod
     def _number(node):

@@ -23,10 +23,8 @@ TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 _CONFIG = ConfigDict(coerce_numbers_to_str=True, arbitrary_types_allowed=True)
 # Checked and converted by us where a tool brings its own JSON schema; the rest of the schema is the tool's to check.
-_JSON_TYPES = {
-    name: TypeAdapter(kind, config=_CONFIG)
-    for name, kind in {"string": str, "integer": int, "number": int | float, "boolean": bool}.items()
-}
+_JSON_KINDS: dict[str, Any] = {"string": str, "integer": int, "number": int | float, "boolean": bool}
+_JSON_TYPES = {name: TypeAdapter(kind, config=_CONFIG) for name, kind in _JSON_KINDS.items()}
 
 
 def tool_name(tool: Callable) -> str:
@@ -244,7 +242,9 @@ def tool_schema(tool: Callable) -> dict[str, Any]:
     schema = getattr(tool, "schema", None)
     if isinstance(schema, Mapping):
         return dict(schema) if "function" in schema else {"type": "function", "function": dict(schema)}
-    function = tool if inspect.isroutine(tool) else tool.__call__
+    function: Any = tool
+    if not inspect.isroutine(function):
+        function = function.__call__
     if parameters_of(tool).context:
         function = _without_context(function)
     try:
@@ -264,7 +264,7 @@ def _without_context(function: Callable) -> Callable:
     visible.__name__ = getattr(function, "__name__", "tool")
     visible.__doc__ = inspect.getdoc(function)
     visible.__annotations__ = {n: t for n, t in typing.get_type_hints(function).items() if n != "context"}
-    visible.__signature__ = signature.replace(
+    vars(visible)["__signature__"] = signature.replace(
         parameters=[p for n, p in signature.parameters.items() if n != "context"]
     )
     return visible

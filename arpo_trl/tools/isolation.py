@@ -120,7 +120,9 @@ def _die_with_parent() -> None:
     """Lets the kernel kill this process when the trainer's is gone: a tool that hangs may hold the interpreter."""
     if not hasattr(fcntl, "F_SETSIG"):  # Linux
         return
-    sentinel = multiprocessing.parent_process().sentinel
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # the trainer's process has started this one
+    sentinel = parent.sentinel
     fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)

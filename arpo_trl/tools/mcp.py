@@ -91,6 +91,7 @@ class MCPTools:
             values = _environment(list((headers or {}).values()), label)
             connect = partial(over_http, url, {name: values[variable] for name, variable in (headers or {}).items()})
         else:
+            assert command is not None  # as was just asked
             words = shlex.split(command) if isinstance(command, str) else list(command)
             label = f"MCP server '{shlex.join(words)}'"
             connect = partial(over_stdio, _executable(words, label), _environment(env, label))

@@ -46,8 +46,8 @@ class _Connection:
     """One server process, or one HTTP session."""
 
     def __init__(self) -> None:
-        self.client: Client | None = None
-        self.task: asyncio.Task | None = None
+        self.client: Client  # once it is connected
+        self.task: asyncio.Task[None]  # which holds it
         self.calls = 0
         self.lost = False
         self.leave = asyncio.Event()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 
 CacheMode = Literal["off", "read-write", "record", "replay"]
@@ -59,8 +59,8 @@ class ToolOptions:
                 raise ValueError(f"Tool option `{name}` must be {'positive' if bound == 0 else f'at least {bound}'}.")
         if self.rate_limit is not None and self.rate_limit <= 0:
             raise ValueError("Tool option `rate_limit` must be positive; leave it out for no limit.")
-        if self.cache not in CacheMode.__args__:
-            raise ValueError(f"Tool option `cache` is {self.cache!r}; choose one of {', '.join(CacheMode.__args__)}.")
+        if self.cache not in get_args(CacheMode):
+            raise ValueError(f"Tool option `cache` is {self.cache!r}; choose one of {', '.join(get_args(CacheMode))}.")
 
     @classmethod
     def names(cls) -> frozenset[str]:

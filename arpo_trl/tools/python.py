@@ -44,7 +44,7 @@ every right of the user who trains. For code that one has written oneself.
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import httpx
 
@@ -100,14 +100,16 @@ class PythonTool:
         uid: int = 65534,
         url: str | None = None,
     ):
-        if sandbox not in SandboxName.__args__:
-            raise ValueError(f"Unknown sandbox {sandbox!r}; choose one of {', '.join(SandboxName.__args__)}.")
+        if sandbox not in get_args(SandboxName):
+            raise ValueError(f"Unknown sandbox {sandbox!r}; choose one of {', '.join(get_args(SandboxName))}.")
         if (sandbox == "sandbox_fusion") != (url is not None):
             raise ValueError("`url` belongs to `sandbox: sandbox_fusion`, which needs it; no other sandbox takes it.")
         if min(timeout_s, memory_mb, processes, scratch_mb) <= 0:
             raise ValueError("`timeout_s`, `memory_mb`, `processes` and `scratch_mb` must be positive.")
         self.sandbox, self.timeout_s, self.scratch_mb = sandbox, timeout_s, scratch_mb
+        self._backend: Sandbox | SandboxFusion
         if sandbox == "sandbox_fusion":
+            assert url is not None  # as was just asked
             self._backend = SandboxFusion(url)
         else:
             self._backend = Sandbox(sandbox, Limits(memory_mb, processes, scratch_mb), preload, readable, uid)

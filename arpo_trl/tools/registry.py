@@ -176,7 +176,7 @@ def _options(entry: dict[str, Any]) -> ToolOptions:
 
 
 def _load(entry: dict[str, Any]) -> Any:
-    label = entry.get("name") or entry.get("path")
+    label = entry["name"] if "name" in entry else entry["path"]
     if "name" in entry and not is_known("tool", label, BUILT_IN):
         known = ", ".join(sorted(BUILT_IN))
         raise ValueError(f"Unknown tool '{label}'; use one of {known}, or give a dotted `path`.")
@@ -212,11 +212,11 @@ def construct(target: Callable, arguments: Any, what: str) -> Any:
     """
     if not isinstance(arguments, Mapping):
         raise ValueError(f"Wrong {what}: a mapping is needed, not {arguments!r}.")
+    signature = inspect.signature(target)
     try:
-        inspect.signature(target).bind(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
-        takes = inspect.signature(target)
-        raise ValueError(f"Wrong {what}: {error}; it takes {takes}.") from None
+        raise ValueError(f"Wrong {what}: {error}; it takes {signature}.") from None
     takes = parameters_of(target.__init__ if inspect.isclass(target) else target)
     try:
         arguments = {name: takes.converted(name, value) for name, value in arguments.items()}

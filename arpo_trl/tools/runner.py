@@ -19,7 +19,7 @@ from typing import Any
 
 import tenacity
 
-from .cache import STORED_CHARS, ToolCache, argument_owner
+from .cache import STORED_CHARS, Answer, ToolCache, argument_owner
 from .calling import (
     bind_arguments,
     describe_error,
@@ -61,7 +61,7 @@ class _Job:
     turn: _Turn
     index: int
     name: str
-    tool: Callable
+    tool: Callable | IsolatedTool
     arguments: dict[str, Any]
     options: ToolOptions
     cache_key: str | None = None
@@ -187,7 +187,7 @@ class ToolRunner:
         """
         with self._lock:
             self._finished_turn.wait_for(lambda: self._finished or not self._turns, timeout)
-            done = [(turn.key, turn.results) for turn in self._finished]
+            done = [(turn.key, [result for result in turn.results if result is not None]) for turn in self._finished]
             for turn in self._finished:
                 del self._turns[turn.key]
             self._finished.clear()
@@ -321,9 +321,8 @@ class ToolRunner:
                 if jobs:
                     self._start_threads(jobs)
                     continue
-                wake = [next_start]
-                wake += [job.deadline for jobs in self._running.values() for job in jobs]
-                wake = [moment for moment in wake if moment is not None]
+                wake = [job.deadline for jobs in self._running.values() for job in jobs]
+                wake += [] if next_start is None else [next_start]
                 self._changed.wait(min(wake) - time.monotonic() if wake else None)
 
     def _expire(self, now: float) -> None:
@@ -369,9 +368,9 @@ class ToolRunner:
                     failed.append((job, error))
         finally:
             self._lock.acquire()
-        for job, error in failed:
+        for job, reason in failed:
             self._abandon(job)
-            text = f"The call cannot be started: {error}"
+            text = f"The call cannot be started: {reason}"
             self._answer(job, ToolResult(job.name, text, "infrastructure", executed=False))
 
     def _abandon(self, job: _Job) -> None:
@@ -417,8 +416,8 @@ class ToolRunner:
                 self._answer(job, result)
                 self._changed.notify()
 
-    def _outcome(self, job: _Job) -> tuple[Any, str | None, bool]:
-        if job.cache_key is None:
+    def _outcome(self, job: _Job) -> tuple[Any, Failure | None, bool]:
+        if self._cache is None or job.cache_key is None:
             return *self._call(job, job.options.max_output_chars), False
         content, failure, cached = self._cache.get_or_call(
             job.cache_key,
@@ -429,7 +428,7 @@ class ToolRunner:
         )
         return to_content(content, job.options.max_output_chars), failure, cached
 
-    def _call(self, job: _Job, limit: int) -> tuple[Any, str | None]:
+    def _call(self, job: _Job, limit: int) -> Answer:
         try:
             return to_content(self._with_retries(job), limit), None
         except BaseException as error:
@@ -438,15 +437,21 @@ class ToolRunner:
 
     def _with_retries(self, job: _Job) -> Any:
         backoff = tenacity.wait_exponential(multiplier=0.5, max=8) + tenacity.wait_random(0, 0.25)
+
+        def is_last(state: tenacity.RetryCallState) -> bool:
+            # What can only be tried again after the deadline has failed now.
+            too_late = time.monotonic() + state.upcoming_sleep >= job.deadline
+            return state.attempt_number > job.options.max_retries or job.over.is_set() or too_late
+
+        def pause(state: tenacity.RetryCallState) -> float:
+            error = None if state.outcome is None else state.outcome.exception()
+            assert error is not None  # what is tried again has failed
+            return max(backoff(state), retry_after(error))
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(may_retry),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(job.options.max_retries + 1),
-                tenacity.stop_when_event_set(job.over),
-                # What can only be tried again after the deadline has failed now.
-                lambda state: time.monotonic() + state.upcoming_sleep >= job.deadline,
-            ),
-            wait=lambda state: max(backoff(state), retry_after(state.outcome.exception())),
+            stop=is_last,
+            wait=pause,
             sleep=tenacity.sleep_using_event(job.over),
             reraise=True,
         )

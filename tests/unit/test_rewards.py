@@ -1,6 +1,7 @@
 """The reward functions as a TRL trainer calls them."""
 
 import resource
+import subprocess
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +11,7 @@ from trl.trainer.utils import get_callable_name, is_async_callable
 from arpo_trl.rewards import REWARDS, resolve_rewards, score_answers
 from arpo_trl.rewards.arpo import arpo_reward, native_format_error, tagged_format_error
 from arpo_trl.rewards.formats import native_format_reward, tagged_format_reward
-from arpo_trl.rewards.math_verifier import MathVerifier
+from arpo_trl.rewards.math_verifier import MathVerifier, _Worker
 from arpo_trl.rewards.qa import exact_match_reward, f1_reward, math_reward
 from arpo_trl.rewards.shaping import entropy_bonus_reward, overlong_penalty, tool_cost_reward
 from tests.fuzzed_answers import COMPLETIONS, GOLDS, WRITTEN, check_any, check_values
@@ -330,6 +331,14 @@ def test_a_pair_that_takes_too_long_is_none_and_the_next_one_is_judged():
     verifier = MathVerifier(num_workers=1, timeout_s=0.5)
     assert verifier.verify([("x+1", "1+x"), ("9^{9^{9^{9}}}", "x^2"), ("x+1", "2+x")]) == [True, None, False]
     verifier.close()
+
+
+def test_a_worker_that_has_ended_costs_one_verdict():
+    worker = _Worker()
+    worker.process = subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    worker.process.wait()
+    assert worker.judge("x+1", "1+x", 3.0) is None
+    assert worker.process is None, "the next pair starts it again"
 
 
 def test_10000_answers_in_10_seconds():

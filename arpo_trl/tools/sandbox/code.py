@@ -23,10 +23,13 @@ def run(source: str) -> int:
     status = 0
     try:
         tree = ast.parse(source, FILENAME)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = None
+        if tree.body and isinstance(end := tree.body[-1], ast.Expr):
+            last = ast.Expression(end.value)
+            del tree.body[-1]
         exec(compile(tree, FILENAME, "exec"), main.__dict__)
         if last is not None:
-            value = eval(compile(ast.Expression(last.value), FILENAME, "eval"), main.__dict__)
+            value = eval(compile(last, FILENAME, "eval"), main.__dict__)
             if value is not None:
                 print(repr(value))
         for thread in threading.enumerate():

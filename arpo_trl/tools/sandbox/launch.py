@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..contract import InfrastructureError
 from .walls import DEVICES, HELP, SCRATCH, SYSTEM_FILES, SYSTEM_PATHS, commands, python_paths
@@ -150,7 +150,7 @@ class _Parent:
         self._log = os.memfd_create("sandbox-log", os.MFD_CLOEXEC)
         self._over = threading.Event()
         self._process: subprocess.Popen | None = None
-        identity = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+        identity: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
         started: Future[None] = Future()
 
         # To "die with the parent" means with the thread that started the process: this one lives as long as it does.
@@ -211,7 +211,8 @@ class _Parent:
     def close(self) -> None:
         self._control.close()
         if not self._over.wait(GRACE_S):
-            self._process.kill()
+            if self._process is not None:
+                self._process.kill()
             self._over.wait()
         os.close(self._log)
 

@@ -84,7 +84,7 @@ class PublicTransport(httpx.AsyncBaseTransport):
             found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise httpx.ConnectError(f"{host} cannot be resolved: {error}", request=request) from None
-        return list(dict.fromkeys(sockaddr[0] for *_, sockaddr in found))
+        return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
     async def aclose(self) -> None:
         await self._transport.aclose()

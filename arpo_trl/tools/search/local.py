@@ -115,7 +115,7 @@ class LocalSearch:
         if not should:
             return []
         found = self._searcher.search(tantivy.Query.boolean_query(should), self.top_k, count=False)
-        return [(score, self._searcher.doc(address).get_first(FIELD)) for score, address in found.hits]
+        return [(score, self._searcher.doc(address)[FIELD][0]) for score, address in found.hits]
 
     def search(self, query: str) -> str:
         """

@@ -82,7 +82,7 @@ class PageReader:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ToolError(f"{url} cannot be read: {error or type(error).__name__}") from None
         if kind in ("text/plain", "text/markdown"):
-            text = content.decode(charset or "utf-8", "replace")
+            text: str | None = content.decode(charset or "utf-8", "replace")
         else:
             html = content.decode(charset, "replace") if charset else content
             text = await asyncio.to_thread(self._extract, html, include_comments=False)

@@ -48,7 +48,7 @@ class Provider(Protocol):
         ...
 
 
-class Serper:
+class Serper(Provider):
     """Google by serper.dev. `parameters`: `gl` (country), `hl` (language), `location`, `tbs`, ..."""
 
     url = "https://google.serper.dev"
@@ -63,7 +63,7 @@ class Serper:
         return _read(_entries(payload, "organic", "searchParameters"), "title", "link", "snippet")
 
 
-class Brave:
+class Brave(Provider):
     """Brave Search. `parameters`: `country`, `search_lang`, `freshness`, ..."""
 
     url = "https://api.search.brave.com"
@@ -81,7 +81,7 @@ class Brave:
         return _read(payload.get("web", {}).get("results", []), "title", "url", "description")
 
 
-class Tavily:
+class Tavily(Provider):
     """Tavily. `parameters`: `search_depth`, `topic`, `include_domains`, ..."""
 
     url = "https://api.tavily.com"
@@ -97,7 +97,7 @@ class Tavily:
         return _read(payload["results"], "title", "url", "content")
 
 
-class BrightData:
+class BrightData(Provider):
     """Bing or Google by Bright Data's SERP API, which the papers used. `parameters`: `zone` (required), `engine`
     (`"bing"` or `"google"`), and what that engine takes (`mkt`, `setlang`; `gl`, `hl`)."""
 
@@ -124,7 +124,7 @@ class BrightData:
         return _read(_entries(payload, "organic", "general"), "title", "link", "description")
 
 
-class SearXNG:
+class SearXNG(Provider):
     """A SearXNG instance of one's own, with `json` among `search.formats` in its `settings.yml`. `parameters`:
     `engines`, `categories`, `language`, ..."""
 

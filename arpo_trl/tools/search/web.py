@@ -144,7 +144,7 @@ class WebSearch:
                 f"The query has {len(query)} characters, {MAX_QUERY_CHARS} are allowed; write fewer words."
             )
         results = await self.results(query)
-        pages = await self._read(results) if self._reader is not None else []
+        pages = await self._read(results)
         if self._summariser is not None and not all(page.error for page in pages):
             return await self._summary(question_of(context), query, pages)
         texts = [self._text(result, page, query) for result, page in zip(results, pages, strict=False)]
@@ -152,9 +152,12 @@ class WebSearch:
         return numbered(texts, self.max_passage_chars)
 
     async def _read(self, results: list[WebResult]) -> list[Page]:
+        if self._reader is None:
+            return []
         return await self._reader.read_all([result.url for result in results[: self.read_pages]])
 
     async def _summary(self, question: str, query: str, pages: list[Page]) -> str:
+        assert self._summariser is not None  # asked for by who has one
         read = [page for page in pages if not page.error]
         summary = await self._summariser.summarise(question, query, read)
         return "\n".join([summary, *(f"[{number}] {page.url}" for number, page in enumerate(read, 1))])
