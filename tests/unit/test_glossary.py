@@ -51,7 +51,6 @@ OTHER_WORDS = (
     r"candidate rollouts?",
     r"branch points?",
     r"episodes?",
-    r"beams?",
     r"responses?",
     r"pre-run",
 )
