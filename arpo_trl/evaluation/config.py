@@ -11,6 +11,7 @@ from ..rollout.dialects import DIALECTS, make_dialect
 from ..rollout.engines.protocol import Engine
 from ..rollout.sampler import Limits, Sampler
 from ..tools.cache import ToolCache
+from ..tools.options import call_limits
 from ..tools.registry import ToolSet
 from ..tools.runner import ToolRunner
 from .generation import SamplerGenerator, WatchedEngine
@@ -184,11 +185,7 @@ def make_generator(
         completion_tokens=args.max_completion_length,
         tool_turns=args.max_tool_calling_iterations,
         calls_per_turn=args.max_tool_calls_per_turn,
-        calls_per_tool={
-            name: options.max_calls_per_trajectory
-            for name, options in tools.options.items()
-            if options.max_calls_per_trajectory is not None
-        },
+        calls_per_tool=call_limits(tools.options),
         result_tokens=args.max_tool_result_length,
     )
     cache = ToolCache(args.tool_cache_dir) if args.tool_cache_dir else None

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .arpo import native_format_error, tagged_format_error
 from .conversation import with_thinking_of_prompt
+from .format_rules import native_format_error, tagged_format_error
 
 
 def tagged_format_reward(

@@ -1,6 +1,7 @@
 """How each tool is run: the options a recipe may set per tool."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -66,3 +67,10 @@ class ToolOptions:
     def names(cls) -> frozenset[str]:
         """The options a recipe may set."""
         return frozenset(field.name for field in dataclasses.fields(cls))
+
+
+def call_limits(options: Mapping[str, ToolOptions]) -> dict[str, int]:
+    """How many calls of each tool a trajectory may make, for those that have a limit."""
+    return {
+        name: own.max_calls_per_trajectory for name, own in options.items() if own.max_calls_per_trajectory is not None
+    }

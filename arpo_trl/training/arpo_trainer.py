@@ -26,7 +26,7 @@ from ..rollout.tree import RolloutTree, Row
 from ..tools import rate
 from ..tools.cache import ToolCache
 from ..tools.calling import tools_by_name
-from ..tools.options import ToolOptions
+from ..tools.options import ToolOptions, call_limits
 from ..tools.runner import ToolRunner
 from .adapters import check_adapters_for_vllm, is_adapter, load_adapter
 from .checkpoints import RolloutCheckpointMixin
@@ -234,11 +234,7 @@ class ARPOTrainer(
             completion_tokens=self.max_completion_length,
             tool_turns=self.max_tool_calling_iterations if self._has_tools else sys.maxsize,
             calls_per_turn=args.max_tool_calls_per_turn,
-            calls_per_tool={
-                name: options.max_calls_per_trajectory
-                for name, options in tool_options.items()
-                if options.max_calls_per_trajectory is not None
-            },
+            calls_per_tool=call_limits(tool_options),
             result_tokens=args.max_tool_result_length,
             seconds=args.rollout_timeout,
         )

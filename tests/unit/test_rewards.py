@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from arpo_trl.rewards import REWARDS, resolve_rewards, score_answers
-from arpo_trl.rewards.arpo import arpo_reward, native_format_error, tagged_format_error
+from arpo_trl.rewards.arpo import arpo_reward
+from arpo_trl.rewards.format_rules import native_format_error, tagged_format_error
 from arpo_trl.rewards.formats import native_format_reward, tagged_format_reward
 from arpo_trl.rewards.math_verifier import MathVerifier, _Worker
 from arpo_trl.rewards.qa import exact_match_reward, f1_reward, math_reward
