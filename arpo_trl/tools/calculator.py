@@ -13,6 +13,7 @@ from .contract import ToolError
 
 
 MAX_CHARS = 1000
+MAX_DEPTH = 400  # operations within operations; each takes two calls, of which Python allows about 1,000
 MAX_BITS = 4096  # of any integer on the way, about 1,200 digits
 
 NAMES = {"pi": math.pi, "e": math.e, "tau": math.tau, "inf": math.inf, "True": True, "False": False}
@@ -123,6 +124,16 @@ class _Arithmetic(simpleeval.SimpleEval):
         self.nodes: dict[type[ast.AST], Any] = {kind: self.nodes[kind] for kind in allowed} | {
             ast.Constant: self._number
         }
+
+    @staticmethod
+    def parse(expression: str) -> ast.AST:
+        parsed = simpleeval.SimpleEval.parse(expression)
+        level, depth = [parsed], 0
+        while level:  # not the interpreter's own limit, which others may have raised
+            level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
+            if depth > MAX_DEPTH:
+                raise RecursionError
+        return parsed
 
     @staticmethod
     def _number(node):

@@ -227,7 +227,7 @@ def test_initial_rollouts(m, root, tools, minimum, expected):
 def test_initial_rollouts_does_not_overflow():
     assert budget.initial_rollouts(16, [0.0], [1e6], 0.5, 4) == 4
     assert budget.initial_rollouts(16, [1e6], [0.0], 0.5, 4) == 16
-    with pytest.raises(ValueError, match="probe"):
+    with pytest.raises(ValueError, match="pilot"):
         budget.initial_rollouts(16, [], [1.0], 0.5, 4)
 
 

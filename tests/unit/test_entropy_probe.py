@@ -210,15 +210,18 @@ class Copies(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self.copied = []
+        self.copied, self.pinned = [], []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         assert function is not torch.tensor and function is not torch.as_tensor
         if function is torch.Tensor.pin_memory:
-            return args[0].view_as(args[0])  # pinned; there is no accelerator here
+            self.pinned.append(args[0].clone())  # there is no accelerator here to pin it for
+            return self.pinned[-1]
         if function is torch.Tensor.to and isinstance(args[1], torch.device):
-            self.copied.append((args[0].numel(), kwargs.get("non_blocking", False), args[0]._base is not None))
+            self.copied.append(
+                (args[0].numel(), kwargs.get("non_blocking", False), any(args[0] is tensor for tensor in self.pinned))
+            )
         return function(*args, **kwargs)
 
 

@@ -1,5 +1,6 @@
 """The calculator computes, and nothing it is given harms the process."""
 
+import sys
 import time
 
 import pytest
@@ -62,6 +63,17 @@ def test_what_cannot_be_computed_is_said_at_once(expression):
     with pytest.raises(ToolError):
         calculator(expression)
     assert time.monotonic() - begun < 1
+
+
+def test_depth_does_not_depend_on_the_interpreters_limit():
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)
+    try:
+        assert calculator("-" * 300 + "1") == "1" and calculator("+".join("1" * 300)) == "300"
+        with pytest.raises(ToolError, match="nested too deeply"):
+            calculator("-" * 900 + "1")
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @given(st.text(alphabet="0123456789+-*/^()., eabsqrtmxfoil%<>=!", max_size=60))
