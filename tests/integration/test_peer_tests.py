@@ -26,6 +26,7 @@ def run(path: Path | str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_each_verdict_on_a_small_file():
     done = run(ROOT / "tests" / "peer_cases.py")
