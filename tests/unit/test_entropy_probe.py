@@ -208,16 +208,19 @@ def test_v2_forgets_the_last_occupant_of_a_slot(probe_v2):
 class Copies(TorchFunctionMode):
     """What is copied to another device, and how; `torch.tensor` does it in a way that waits."""
 
-    def __init__(self):
+    def __init__(self, monkeypatch):
         super().__init__()
         self.copied, self.pinned = [], []
+        # There is no accelerator here to pin it for, and vLLM may have replaced this.
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self.pin(tensor))
+
+    def pin(self, tensor):
+        self.pinned.append(tensor.clone())
+        return self.pinned[-1]
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         assert function is not torch.tensor and function is not torch.as_tensor
-        if function is torch.Tensor.pin_memory:
-            self.pinned.append(args[0].clone())  # there is no accelerator here to pin it for
-            return self.pinned[-1]
         if function is torch.Tensor.to and isinstance(args[1], torch.device):
             self.copied.append(
                 (args[0].numel(), kwargs.get("non_blocking", False), any(args[0] is tensor for tensor in self.pinned))
@@ -233,7 +236,7 @@ def test_v2_never_waits_for_the_device(probe_v2, monkeypatch, temperature, copie
     for slot in range(8):
         probe_v2.add_request(slot, params(f"r{slot}", 3 if slot % 2 else 0, temperature))
     logits, context = torch.empty(8, VOCAB, device="meta"), v2_context(list(range(8)), [1] * 8)
-    with Copies() as seen:
+    with Copies(monkeypatch) as seen:
         assert probe_v2.apply(logits, context) is logits
     assert seen.copied == [(4, True, True)] * copies
     [(keys, entropies)] = written
@@ -244,7 +247,7 @@ def test_v1_never_waits_for_the_device(probe, monkeypatch):
     monkeypatch.setattr(probe.recorder, "write", lambda keys, entropies: None)
     probe.update_state(BatchUpdate(2, [], [(row, params(str(row), 5), [1], []) for row in range(2)], []))
     logits = torch.empty(2, VOCAB, device="meta")
-    with Copies() as seen:
+    with Copies(monkeypatch) as seen:
         probe.apply(logits)
     assert seen.copied == [(2, True, True)]
 

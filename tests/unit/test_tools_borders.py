@@ -177,18 +177,18 @@ def test_a_busy_server_is_not_asked_again(caplog):
     def slow(request):
         asked.append(request)
         if len(asked) > 1:  # the first is the preflight's
-            release.wait(5)
+            release.wait(20)
         return Reply({"result": [[{"document": {"contents": "x"}}]]})
 
     with LoopbackServer(slow) as server, caplog.at_level(logging.WARNING, "arpo_trl"):
-        spec = {"name": "retriever", "arguments": {"url": server.url, "request_timeout_s": 0.3}, "timeout_s": 5}
+        spec = {"name": "retriever", "arguments": {"url": server.url, "request_timeout_s": 1.5}, "timeout_s": 15}
         with resolve_tools([spec]) as tools, ToolRunner(tools.tools, tools.options) as runner:
             tools.preflight()
             runner.start("turn", [ToolCall("search", {"query": "a"}), ToolCall("search", {"query": "b"})])
-            ((_, results),) = runner.poll(10)
+            ((_, results),) = runner.poll(20)
         release.set()
     assert [result.failure for result in results] == ["infrastructure"] * 2 and len(asked) == 3
-    assert [record.message for record in caplog.records if "1 times so far; 2 requests" in record.message]
+    assert [record.message for record in caplog.records if "1 times so far" in record.message]
 
 
 def test_closing_leaves_no_thread_process_or_descriptor():
